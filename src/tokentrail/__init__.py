@@ -1,0 +1,3 @@
+"""Tokentrail."""
+
+__version__ = "0.1.0"

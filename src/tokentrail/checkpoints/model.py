@@ -1,0 +1,115 @@
+"""What every checkpoint format is turned into: a `Checkpoint` with a `ModelConfig`, named tensors and text sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its scalings."""
+
+    dim: int
+    """Leading dimensions of a head that are rotated."""
+    theta: float = 10000.0
+    interleaved: bool = False
+    """True: pairs are (2i, 2i+1), as in the original and in GGUF's llama files; False: (i, i + dim/2), as in HF."""
+    scaling: str = "none"
+    """none, linear, llama3 (per-frequency factors), yarn."""
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    """Multiplies cos and sin (YaRN)."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The numbers a model family needs, in one vocabulary for all formats."""
+
+    architecture: str
+    """Family name: llama, …"""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    """Context length the model was trained for."""
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool = False
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One stored tensor, memory-mapped. `data` are the raw bytes as on disk."""
+
+    name: str
+    """Canonical name: `embed`, `layers.3.q`, `layers.3.q.bias`, `norm`, `head` …"""
+    shape: tuple[int, ...]
+    """Logical shape, row-major: (out_features, in_features) for a matrix."""
+    format: str
+    """GGUF type name (`F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q8_0` …) or another format's."""
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """What a checkpoint says about its tokenizer, uninterpreted. `text.tokenizer` builds from it."""
+
+    kind: str
+    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback), …, as GGUF names them."""
+    pre: str = ""
+    """GGUF pre-tokenizer name: smollm, llama-bpe, qwen2 …"""
+    tokens: list[str] = field(default_factory=list)
+    scores: npt.NDArray[np.float32] | None = None
+    token_types: npt.NDArray[np.int32] | None = None
+    """GGUF token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
+    merges: list[str] = field(default_factory=list)
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    eot_token_id: int | None = None
+    unk_token_id: int | None = None
+    pad_token_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = True
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk, opened: nothing is copied until a tensor's bytes are touched."""
+
+    path: Path
+    name: str
+    """A human name: `general.name` or the file's stem."""
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    tokenizer: TokenizerSource
+    chat_template: str | None
+    eos_token_ids: tuple[int, ...]
+    """All tokens that end an answer: eos, eot, and the chat template's end-of-turn where the vocabulary has one."""
+    fingerprint: str
+    """Hex digest over the metadata and tensor table (not all bytes): part of `system_fingerprint`."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())

@@ -1,0 +1,87 @@
+"""One step's work as flat arrays: what the scheduler hands to the runner, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.protocol import EngineInfo
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass
+class SamplingRows:
+    """Sampling parameters of the L rows that need logits, as arrays. Ragged parts are None when no row has any."""
+
+    temperature: F32  # [L], 0: greedy
+    top_p: F32  # [L]
+    min_p: F32  # [L]
+    top_k: I32  # [L], 0: off
+    seed: npt.NDArray[np.uint64]  # [L]
+    choice: I32  # [L]
+    position: I32  # [L], absolute position of the token to be drawn (prompt + output so far)
+    num_top: I32  # [L], alternatives to return; 0: none
+    target: I32  # [L], -1: draw; else: report this token's log-probability instead of drawing (prompt_logprobs)
+    frequency_penalty: F32 | None = None  # [L]
+    presence_penalty: F32 | None = None  # [L]
+    repetition_penalty: F32 | None = None  # [L]
+    # Tokens that penalties look at, rows concatenated; offsets [L+1]. Rows without penalties have none.
+    prompt_tokens: I32 | None = None
+    prompt_offsets: I32 | None = None
+    output_tokens: I32 | None = None
+    output_offsets: I32 | None = None
+    # Additive biases (logit_bias; -inf bans a token, which is how min_tokens works), rows concatenated; offsets [L+1].
+    bias_tokens: I32 | None = None
+    bias_values: F32 | None = None
+    bias_offsets: I32 | None = None
+
+
+@dataclass
+class Batch:
+    """S sequences, T tokens: each sequence brings a run of new tokens (a prompt chunk, or one decoded token).
+
+    Token t of sequence s sits at `positions[t]`; its keys and values go to block
+    `block_tables[s, positions[t] // block_size]`. All positions below it are already in the cache, or earlier in
+    this batch's rows of the same sequence.
+    """
+
+    tokens: I32  # [T]
+    positions: I32  # [T]
+    row_starts: I32  # [S+1], rows of sequence s are row_starts[s] … row_starts[s+1]
+    block_tables: I32  # [S, W], padded with 0; W covers the longest sequence of the batch
+    logit_rows: I32  # [L], rows of T whose logits are needed, ascending
+    sampling: SamplingRows
+
+
+@dataclass
+class SampledRows:
+    """What sampling brought for the L logit rows."""
+
+    tokens: I32  # [L], drawn token (or the target)
+    logprobs: F32  # [L], natural log-probability before penalties and temperature
+    top_tokens: I32 | None = None  # [L, K], K = max(num_top); rows with fewer hold -1
+    top_logprobs: F32 | None = None  # [L, K]
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    forwarded_at: float = field(default=0.0)  # time.time() when the forward pass ended
+
+
+class Runner(Protocol):
+    """Executes batches. The engine knows nothing else about models, kernels or devices.
+
+    Limits it is built with: T ≤ max_num_batched_tokens, S ≤ max_num_seqs, L ≤ max_logit_rows.
+    """
+
+    info: EngineInfo
+    max_logit_rows: int
+
+    def execute(self, batch: Batch) -> SampledRows:
+        """Run forward over T tokens, then sample L rows. Blocks until done; releases the GIL while it runs."""
+        ...
+
+    def close(self) -> None: ...

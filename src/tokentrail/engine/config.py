@@ -1,0 +1,37 @@
+"""The engine's settings, as the CLI and `LLM` pass them on. Names and meanings follow vLLM's flags."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine process needs to start."""
+
+    model: str | None = None
+    """Path of a GGUF file; None: the demo model of the `demo` extra."""
+    max_model_len: int | None = None
+    """Context length; None: the model's, or less where memory does not allow it."""
+    max_num_seqs: int = 64
+    """Sequences that run in one step at most."""
+    max_num_batched_tokens: int = 512
+    """Token budget of one step."""
+    max_waiting: int = 1024
+    """Requests that wait at most; more are refused with 429."""
+    block_size: int = 16
+    """Positions in one KV block: 16, 32, 64, 128 or 256."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache; None: sized from free memory and `gpu_memory_utilization`."""
+    kv_cache_dtype: str = "auto"
+    """auto (bfloat16), bfloat16 or float32."""
+    activation_dtype: str = "auto"
+    """auto (int8 groups before quantized weights) or float32 (exact comparisons)."""
+    dtype: str = "auto"
+    quantization: str | None = None
+    memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    threads: int | None = None
+    """None: the cores this process may use."""
+    seed: int = 0
+    tensor_parallel_size: int = 1

@@ -1,0 +1,1 @@
+"""(room description to come)"""

@@ -1,0 +1,62 @@
+"""The words that rooms exchange: requests, deltas, finishes, errors and trail events.
+
+Plain `msgspec` structs that know nothing of HTTP, models or kernels. Everything above may import this
+room; it imports nothing of ours.
+"""
+
+from tokentrail.protocol.errors import (
+    CapacityError,
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidRequest,
+    ModelFileError,
+    Overloaded,
+    TokentrailError,
+)
+from tokentrail.protocol.events import ScheduledSequence, StepRecord
+from tokentrail.protocol.messages import (
+    Abort,
+    Delta,
+    EngineInfo,
+    EngineMessage,
+    EngineStats,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    Ready,
+    Rejected,
+    RequestMessage,
+    Shutdown,
+    StartupFailed,
+    StepOutput,
+    TokenAlternatives,
+)
+from tokentrail.protocol.sampling import SamplingParams
+
+__all__ = [
+    "Abort",
+    "CapacityError",
+    "ContextLengthExceeded",
+    "Delta",
+    "EngineDead",
+    "EngineInfo",
+    "EngineMessage",
+    "EngineStats",
+    "Finish",
+    "FinishReason",
+    "GenerateRequest",
+    "InvalidRequest",
+    "ModelFileError",
+    "Overloaded",
+    "Ready",
+    "Rejected",
+    "RequestMessage",
+    "SamplingParams",
+    "ScheduledSequence",
+    "Shutdown",
+    "StartupFailed",
+    "StepOutput",
+    "StepRecord",
+    "TokenAlternatives",
+    "TokentrailError",
+]

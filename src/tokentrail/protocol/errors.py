@@ -1,0 +1,72 @@
+"""Errors a user can meet, as types. Each says what is wrong, with which field and value, and what helps.
+
+The server maps them to OpenAI's error shape by the attributes below; the CLI prints `str(error)` on one line.
+"""
+
+from __future__ import annotations
+
+
+class TokentrailError(Exception):
+    """Base of every error that is meant for a user's eyes.
+
+    `status` is the HTTP status the server answers with, `type` and `code` are OpenAI's error fields,
+    and `param` names the request field at fault, where there is one.
+    """
+
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(TokentrailError):
+    """The request itself is wrong; sending it again unchanged will not help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt, or the prompt plus `max_tokens`, does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Overloaded(TokentrailError):
+    """The waiting queue is full. The request was not started; try again after `retry_after` seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDead(TokentrailError):
+    """The engine process died several times in a row, or did not start."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_dead"
+
+
+class ModelFileError(TokentrailError):
+    """A model file is damaged or not supported: names the file, the problem and the remedy, in one line."""
+
+    status = 500
+    type = "model_error"
+
+
+class CapacityError(TokentrailError):
+    """Something does not fit into memory: how much is needed, how much there is, which flags help."""
+
+    status = 500
+    type = "capacity_error"

@@ -1,0 +1,37 @@
+"""What the engine tells about a step: the raw material of trails. Times are `time.time()` seconds (wall clock)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
+    """One sequence's share of one step."""
+
+    id: str
+    tokens: int
+    """Tokens computed in this step: a prompt chunk, or 1 for a decode."""
+    position: int
+    """First position computed."""
+    cached: int
+    """Prompt tokens taken from the prefix cache when the sequence was (re)admitted in this step; else 0."""
+    blocks: int
+    """KV blocks held after the step."""
+
+
+class StepRecord(msgspec.Struct, array_like=True, gc=False):
+    """One engine step and everyone in it."""
+
+    step: int
+    start: float
+    scheduled: float
+    """When scheduling ended and the forward pass began."""
+    forwarded: float
+    """When the forward pass ended and sampling began."""
+    end: float
+    num_sequences: int
+    num_tokens: int
+    blocks_used: int
+    sequences: list[ScheduledSequence]
+    preempted: list[str] = []
+    """Ids of sequences that lost their blocks in this step and will be recomputed."""

@@ -1,0 +1,167 @@
+"""Messages between the API process and the engine (msgpack over ZeroMQ, or the same objects in-process)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Union
+
+import msgspec
+
+from tokentrail.protocol.events import StepRecord
+from tokentrail.protocol.sampling import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token, or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the context's end."""
+    ABORT = "abort"
+    """The client went away, or the request was cancelled."""
+    ERROR = "error"
+
+
+class TokenAlternatives(msgspec.Struct, array_like=True, gc=False):
+    """The most likely tokens at one position, best first; ties by id."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+# --- to the engine ---------------------------------------------------------------------------------
+
+
+class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
+    """One sequence to generate. A request with n > 1 is n of these, which share `group` and differ in `choice`."""
+
+    id: str
+    group: str
+    """The user-visible request id (also the journey's)."""
+    prompt: list[int]
+    sampling: SamplingParams
+    """With `seed` and `max_tokens` resolved."""
+    choice: int = 0
+    output: list[int] = []
+    """Tokens already generated and sent, when a sequence resumes on a fresh engine. They count as output."""
+    priority: int = 0
+    """Lower runs first, as in vLLM."""
+    tenant: str = ""
+    weight: float = 1.0
+    salt: str = ""
+    """Prefix-cache salt: only requests with the same salt share blocks."""
+    deadline: float | None = None
+    """Wall-clock second after which the sequence is aborted."""
+    trace: str | None = None
+    arrival: float = 0.0
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """Stop these sequences at once and free their blocks. Unknown ids are ignored. No answer is sent."""
+
+    ids: list[str]
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    pass
+
+
+RequestMessage = Union[GenerateRequest, Abort, Shutdown]
+
+
+# --- from the engine -------------------------------------------------------------------------------
+
+
+class Finish(msgspec.Struct, array_like=True):
+    reason: FinishReason
+    stop_token: int | None = None
+    """The end-of-sequence or stop token that ended the sequence. It is the last of `Delta.token_ids`."""
+    error: str | None = None
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """What one step brought for one sequence."""
+
+    id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    """Natural logarithms, before penalties and temperature, as OpenAI and vLLM report them."""
+    top: list[TokenAlternatives] | None = None
+    """Per token, when the request asked for alternatives."""
+    finish: Finish | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; set on the first delta."""
+    prompt_logprobs: list[float] | None = None
+    """For prompt tokens 1…, on the first delta of a request that asked for them."""
+    prompt_top: list[TokenAlternatives] | None = None
+
+
+class EngineStats(msgspec.Struct, array_like=True, gc=False):
+    """Sizes now, and counters since the engine process started."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    """Blocks referenced by a sequence. Blocks that only the prefix cache remembers count as free."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed."""
+    generated_tokens: int = 0
+    steps: int = 0
+
+
+class StepOutput(msgspec.Struct, tag="step"):
+    deltas: list[Delta]
+    record: StepRecord
+    stats: EngineStats
+
+
+class Rejected(msgspec.Struct, tag="rejected"):
+    """The engine refused a request (its queue was full). Nothing was computed for it."""
+
+    id: str
+    message: str
+    code: str = "queue_full"
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """What a started engine is: told once, when it is ready."""
+
+    architecture: str
+    num_parameters: int
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    eos_token_ids: list[int]
+    fingerprint: str
+    """`system_fingerprint`: equal fingerprints promise equal bytes (weights, numerics version, ISA, KV dtype)."""
+    isa: str
+    threads: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    load_seconds: float = 0.0
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    info: EngineInfo
+    pid: int
+
+
+class StartupFailed(msgspec.Struct, tag="startup_failed"):
+    """The engine could not start; `message` is one line for the user."""
+
+    message: str
+    kind: str
+    """Class name of the error: ModelFileError, CapacityError …"""
+
+
+EngineMessage = Union[StepOutput, Rejected, Ready, StartupFailed]

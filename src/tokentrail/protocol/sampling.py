@@ -1,0 +1,111 @@
+"""How tokens are chosen: the sampling parameters of one request, with OpenAI's and vLLM's meaning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from tokentrail.protocol.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request.
+
+    Sources: OpenAI API reference (`max_tokens`, `temperature`, `top_p`, penalties, `logit_bias`, `stop`,
+    `seed`, `n`, `logprobs`) and vLLM's `SamplingParams` (the rest).
+    """
+
+    max_tokens: int | None = None
+    """Tokens to generate at most; None: all that the context has left."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output tokens, as vLLM does."""
+    logit_bias: dict[int, float] = {}
+    """Token id → value added to its logit, -100 … 100."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """None: one is drawn when the request is admitted, and returned."""
+    n: int = 1
+    logprobs: int | None = None
+    """None: no log-probabilities asked for; k: those of the chosen token and of the k most likely."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens (the first has none)."""
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    """Before so many tokens, neither an end-of-sequence token nor a stop token or string ends the answer."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def validate(self, *, vocab_size: int | None = None) -> None:
+        """Raise `InvalidRequest` naming the first field out of range, its value and the range."""
+        _check_int("max_tokens", self.max_tokens, low=1, optional=True)
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, low=-1)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _check_int("seed", self.seed, low=-(2**63), high=MAX_SEED, optional=True)
+        _check_int("n", self.n, low=1, high=128)
+        _check_int("logprobs", self.logprobs, low=0, high=20, optional=True)
+        _check_int("prompt_logprobs", self.prompt_logprobs, low=0, high=20, optional=True)
+        _check_int("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens}).",
+                param="min_tokens",
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest("stop must be one or more strings that are not empty.", param="stop")
+        for token in self.stop_token_ids:
+            _check_token("stop_token_ids", token, vocab_size)
+        for token, bias in self.logit_bias.items():
+            _check_token("logit_bias", token, vocab_size)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        return msgspec.structs.replace(self, **changes)
+
+
+def _check_float(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    bracket = "(" if open_low else "["
+    limit = f"{bracket}{low:g}, {high:g}]" if math.isfinite(high) else f"above {low:g}"
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number in {limit}, not {value!r}.", param=name)
+    if value < low or value > high or (open_low and value == low):
+        raise InvalidRequest(f"{name} must be in {limit}, not {value!r}.", param=name)
+
+
+def _check_int(
+    name: str, value: int | None, *, low: int, high: int | None = None, optional: bool = False
+) -> None:
+    if value is None and optional:
+        return
+    limit = f"at least {low}" if high is None else f"from {low} to {high}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be an integer {limit}, not {value!r}.", param=name)
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name} must be {limit}, not {value!r}.", param=name)
+
+
+def _check_token(name: str, token: int, vocab_size: int | None) -> None:
+    high = None if vocab_size is None else vocab_size - 1
+    _check_int(name, token, low=0, high=high)
