@@ -1,1 +1,0 @@
-"""(room description to come)"""

@@ -1,0 +1,40 @@
+"""The server's settings, as `tokentrail serve` passes them on. Names and meanings follow vLLM's flags."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokentrail.engine.config import EngineConfig
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `serve` needs."""
+
+    engine: EngineConfig = EngineConfig()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: a free port, told in the log."""
+    served_model_names: tuple[str, ...] = ()
+    """Names the model answers to, the first being its main one; empty: the name in the checkpoint."""
+    api_keys: tuple[str, ...] = ()
+    """Bearer keys; empty: anybody may ask. /health and /metrics never need one."""
+    chat_template: str | None = None
+    """Path of a Jinja template that replaces the checkpoint's."""
+    trail_text: bool = False
+    """Keep texts, token ids and alternatives in journeys. Without it they hold times and counts only."""
+    trail_size: int = 1000
+    """Finished journeys kept."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins that browsers may call from (CORS); empty: none, `*`: any."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    max_body_bytes: int = 16 * 1024 * 1024
+    """Larger request bodies get 413."""
+    shutdown_timeout: float = 30.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    send_timeout: float = 60.0
+    """Seconds a client may leave sent text unread before its request is ended and its blocks are freed."""
+    log_level: str = "info"
+    log_requests: bool = True
+    """One line per answered request (never its text)."""
