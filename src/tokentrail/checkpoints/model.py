@@ -1,4 +1,4 @@
-"""What every checkpoint format is turned into: a `Checkpoint` with a `ModelConfig`, named tensors and text sources."""
+"""What every checkpoint format is turned into: a `Checkpoint` of configuration, tensors and text sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RopeConfig:
     """Leading dimensions of a head that are rotated."""
     theta: float = 10000.0
     interleaved: bool = False
-    """True: pairs are (2i, 2i+1), as in the original and in GGUF's llama files; False: (i, i + dim/2), as in HF."""
+    """True: pairs are (2i, 2i+1), as in the paper and GGUF's llama files; False: (i, i + dim/2), as in HF."""
     scaling: str = "none"
     """none, linear, llama3 (per-frequency factors), yarn."""
     factor: float = 1.0
@@ -75,7 +75,7 @@ class TokenizerSource:
     """What a checkpoint says about its tokenizer, uninterpreted. `text.tokenizer` builds from it."""
 
     kind: str
-    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback), …, as GGUF names them."""
+    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them."""
     pre: str = ""
     """GGUF pre-tokenizer name: smollm, llama-bpe, qwen2 …"""
     tokens: list[str] = field(default_factory=list)
@@ -88,9 +88,10 @@ class TokenizerSource:
     eot_token_id: int | None = None
     unk_token_id: int | None = None
     pad_token_id: int | None = None
-    add_bos: bool = False
-    add_eos: bool = False
-    add_space_prefix: bool = True
+    add_bos: bool | None = None
+    """None in this and the next two: the file does not say, and the kind's own default holds."""
+    add_eos: bool | None = None
+    add_space_prefix: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,9 @@ class Checkpoint:
     tokenizer: TokenizerSource
     chat_template: str | None
     eos_token_ids: tuple[int, ...]
-    """All tokens that end an answer: eos, eot, and the chat template's end-of-turn where the vocabulary has one."""
+    """All tokens that end an answer: eos, eot, and the control tokens by which chat formats end a turn."""
     fingerprint: str
-    """Hex digest over the metadata and tensor table (not all bytes): part of `system_fingerprint`."""
+    """Hex digest of metadata, tensor table and a sample of every tensor: part of `system_fingerprint`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

