@@ -1,1 +1,33 @@
-"""(room description to come)"""
+"""Trails: what happened to each request, joined by id from engine steps and what the API process saw.
+
+The engine only emits events (`protocol.events`); this room keeps them compactly and turns them into a
+readable `JourneyView` when somebody asks. A journey is seen only by the tenant that made it, and holds text,
+token ids and alternatives only if the store was told to keep them. `journey.render` draws one in a terminal.
+"""
+
+from tokentrail.journey.record import Journey, SequenceTrail
+from tokentrail.journey.schema import (
+    EventView,
+    JourneyList,
+    JourneySummary,
+    JourneyView,
+    SequenceView,
+    StageTimes,
+    StepView,
+    TokenView,
+)
+from tokentrail.journey.store import JourneyStore
+
+__all__ = [
+    "EventView",
+    "Journey",
+    "JourneyList",
+    "JourneyStore",
+    "JourneySummary",
+    "JourneyView",
+    "SequenceTrail",
+    "SequenceView",
+    "StageTimes",
+    "StepView",
+    "TokenView",
+]

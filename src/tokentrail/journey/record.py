@@ -1,0 +1,211 @@
+"""One request's trail while it is made: cheap to write at every step, turned into views only when read.
+
+A sequence at decode takes one token a step, so its steps are kept as runs (first step, length, position,
+blocks) that a step usually only lengthens by one. A token costs 12 bytes: the step it came in and its
+log-probability.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokentrail.protocol import Delta, ScheduledSequence, TokenAlternatives
+
+if TYPE_CHECKING:
+    from tokentrail.journey.store import JourneyStore
+
+TokenText = Callable[[int], str]
+
+
+class Run(NamedTuple):
+    """`length` consecutive steps from `ordinal` on; only runs of single tokens are longer than 1."""
+
+    ordinal: int
+    length: int
+    tokens: int
+    position: int
+    blocks: int
+    cached: int
+
+
+_WIDTH = len(Run._fields)
+
+
+class SequenceTrail:
+    """One sequence of a journey."""
+
+    __slots__ = (
+        "_blocks",
+        "_next_ordinal",
+        "_next_position",
+        "_runs",
+        "cached_tokens",
+        "finish_reason",
+        "id",
+        "index",
+        "keep_text",
+        "logprobs",
+        "preempted",
+        "prompt",
+        "prompt_tokens",
+        "resumed",
+        "text",
+        "token_ids",
+        "token_steps",
+        "top",
+    )
+
+    def __init__(self, id: str, index: int, prompt_tokens: int, *, keep_text: bool) -> None:
+        self.id = id
+        self.index = index
+        self.prompt_tokens = prompt_tokens
+        self.keep_text = keep_text
+        self.cached_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.preempted = array("d")
+        self.resumed = array("d")
+        self._runs = array("q")
+        self._next_ordinal = -1
+        self._next_position = -1
+        self._blocks = -1
+        self.token_steps = array("q")
+        self.logprobs = array("f")
+        self.token_ids = array("i")
+        self.top: list[TokenAlternatives] = []
+        self.prompt: str | None = None
+        self.text: str | None = None
+
+    def scheduled(self, ordinal: int, share: ScheduledSequence) -> None:
+        """The sequence had a part in step `ordinal`. On the hot path: every running sequence, every step."""
+        position = share.position
+        tokens = share.tokens
+        if (
+            tokens == 1
+            and position == self._next_position
+            and ordinal == self._next_ordinal
+            and share.blocks == self._blocks
+            and not share.cached
+        ):
+            self._runs[1 - _WIDTH] += 1
+        else:
+            self._runs.extend((ordinal, 1, tokens, position, share.blocks, share.cached))
+            self._blocks = share.blocks
+        self._next_position = position + tokens
+        # A chunk of several tokens is never lengthened; the next step begins a run of its own.
+        self._next_ordinal = ordinal + 1 if tokens == 1 else -1
+
+    def tokens(self, ordinal: int, delta: Delta) -> None:
+        """Step `ordinal` brought tokens. On the hot path."""
+        if len(delta.token_ids) == 1:
+            self.token_steps.append(ordinal)
+            self.logprobs.append(delta.logprobs[0])
+        else:
+            self.token_steps.extend([ordinal] * len(delta.token_ids))
+            self.logprobs.extend(delta.logprobs)
+        if delta.cached_tokens is not None and self.cached_tokens is None:
+            self.cached_tokens = delta.cached_tokens
+        if self.keep_text:
+            self.token_ids.extend(delta.token_ids)
+            if delta.top is not None:
+                self.top.extend(delta.top)
+
+    def finish(self, reason: str, num_tokens: int) -> None:
+        """The answer ended after `num_tokens`: a stop string can cut off some that were already made."""
+        self.finish_reason = reason
+        for column in (self.token_steps, self.logprobs, self.token_ids, self.top):
+            del column[num_tokens:]
+
+    @property
+    def first_ordinal(self) -> int | None:
+        return self._runs[0] if self._runs else None
+
+    def runs(self) -> Iterator[Run]:
+        for at in range(0, len(self._runs), _WIDTH):
+            yield Run(*self._runs[at : at + _WIDTH])
+
+
+class Journey:
+    """One request's trail. Made by `JourneyStore.begin`; every method is safe to call in any order."""
+
+    def __init__(
+        self,
+        store: JourneyStore,
+        id: str,
+        *,
+        request_id: str,
+        tenant: str,
+        endpoint: str,
+        model: str,
+        received: float,
+        keep_text: bool,
+    ) -> None:
+        self._store = store
+        self.id = id
+        self.request_id = request_id
+        self.tenant = tenant
+        self.endpoint = endpoint
+        self.model = model
+        self.keep_text = keep_text
+        self.received = received
+        self.templated: float | None = None
+        self.template_seconds: float | None = None
+        self.tokenize_seconds: float | None = None
+        self.detokenize_seconds = 0.0
+        self.send_seconds = 0.0
+        self.queued: float | None = None
+        self.finished: float | None = None
+        self.outcome: str | None = None
+        self.prompt_tokens = 0
+        self.seed: int | None = None
+        self.fingerprint: str | None = None
+        self.token_text: TokenText | None = None
+        self.sequences: list[SequenceTrail] = []
+
+    def template_done(
+        self, prompt_tokens: int, *, template_seconds: float | None, tokenize_seconds: float
+    ) -> None:
+        """The prompts became `prompt_tokens` tokens in all. `template_seconds`: None without a template."""
+        self.templated = time.time()
+        self.prompt_tokens = prompt_tokens
+        self.template_seconds = template_seconds
+        self.tokenize_seconds = tokenize_seconds
+
+    def add_sequence(self, id: str, *, prompt_tokens: int, prompt: str | None = None) -> SequenceTrail:
+        """A sequence is about to be handed to the engine under `id`."""
+        sequence = SequenceTrail(id, len(self.sequences), prompt_tokens, keep_text=self.keep_text)
+        if self.keep_text:
+            sequence.prompt = prompt
+        self.sequences.append(sequence)
+        self._store.watch(sequence)
+        if self.queued is None:
+            self.queued = time.time()
+        return sequence
+
+    def sequence_done(
+        self, sequence: SequenceTrail, reason: str, num_tokens: int, text: str | None = None
+    ) -> None:
+        """A sequence ended; later steps no longer concern it. `text` is kept if texts are kept."""
+        if sequence.finish_reason is None:
+            self._store.unwatch(sequence)
+            sequence.finish(reason, num_tokens)
+            if self.keep_text:
+                sequence.text = text
+
+    def end(self, outcome: str) -> None:
+        """The request is over; sequences without an end of their own get `outcome`. Again: does nothing."""
+        if self.finished is not None:
+            return
+        for sequence in self.sequences:
+            self.sequence_done(sequence, outcome, len(sequence.token_steps))
+        self.finished = time.time()
+        self.outcome = outcome
+        self._store.finish(self)
+
+    @property
+    def first_ordinal(self) -> int | None:
+        """The oldest step this journey still needs."""
+        ordinals = [s.first_ordinal for s in self.sequences if s.first_ordinal is not None]
+        return min(ordinals, default=None)

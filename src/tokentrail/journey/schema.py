@@ -1,0 +1,151 @@
+"""The JSON shape of a journey.
+
+Times named `…_at` are wall-clock seconds (`time.time()`); the others are durations in seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StageTimes(msgspec.Struct, kw_only=True):
+    """Seconds per stage; None: the stage was not reached. `detokenize` and `send` overlap `decode`."""
+
+    template: float | None = None
+    """Messages → prompt text."""
+    tokenize: float | None = None
+    """Prompt text → token ids."""
+    queue: float | None = None
+    """Handed to the engine → start of the first step that had a part of it."""
+    prefill: float | None = None
+    """Start of that step → end of the step that brought the first token."""
+    decode: float | None = None
+    """First token → last token."""
+    detokenize: float = 0.0
+    """Token ids → text, stop strings included, summed over the answer."""
+    send: float = 0.0
+    """Writing to the client, waiting for a slow one included, summed over the answer."""
+    first_token: float | None = None
+    """Received → first token."""
+    total: float | None = None
+    """Received → finished."""
+
+
+class EventView(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One thing that happened, in order of time."""
+
+    event: str
+    """received, templated, queued, scheduled, first_token, preempted, resumed, finished."""
+    at: float
+    sequence: int | None = None
+    """Which sequence, when it concerns one."""
+    tokens: int | None = None
+    """templated: prompt tokens; scheduled: tokens in the first chunk; finished: generated tokens."""
+    cached_tokens: int | None = None
+    reason: str | None = None
+    """finished: stop, length, abort or error."""
+
+
+class StepView(msgspec.Struct, kw_only=True):
+    """One engine step in which the sequence had a part."""
+
+    step: int
+    """The engine's step number; it begins anew when the engine process is restarted."""
+    engine: int
+    """How many times the engine had been restarted before."""
+    kind: str
+    """prefill (a chunk of the prompt), decode (one token) or recompute (after a preemption or restart)."""
+    start_at: float
+    seconds: float
+    schedule_seconds: float
+    forward_seconds: float
+    sample_seconds: float
+    tokens: int
+    """Tokens of this sequence computed in the step."""
+    position: int
+    """Position of the first of them."""
+    cached_tokens: int
+    """Tokens taken from the prefix cache in this step."""
+    blocks: int
+    """KV blocks the sequence held afterwards."""
+    batch_sequences: int
+    batch_tokens: int
+    blocks_used: int
+    """KV blocks in use by all sequences afterwards."""
+
+
+class AlternativeView(msgspec.Struct, kw_only=True):
+    id: int
+    text: str
+    logprob: float
+
+
+class TokenView(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One generated token. `id`, `text` and `top` are there only if the server keeps texts in trails."""
+
+    at: float
+    step: int
+    logprob: float
+    id: int | None = None
+    text: str | None = None
+    top: list[AlternativeView] | None = None
+
+
+class SequenceView(msgspec.Struct, kw_only=True):
+    """One choice of one prompt."""
+
+    index: int
+    """Index among the response's choices."""
+    prompt_tokens: int
+    cached_tokens: int | None
+    """Prompt tokens found in the prefix cache when it was first admitted."""
+    completion_tokens: int
+    finish_reason: str | None
+    preempted_at: list[float]
+    resumed_at: list[float]
+    """When it was handed to a fresh engine after the old one had died."""
+    steps: list[StepView]
+    tokens: list[TokenView]
+    text: str | None = None
+    prompt: str | None = None
+
+
+class JourneySummary(msgspec.Struct, kw_only=True):
+    """A journey without its steps and tokens, as `GET /v1/journeys` lists it."""
+
+    id: str
+    object: str = "journey"
+    request_id: str
+    """The `x-request-id` the client sent, or the id."""
+    endpoint: str
+    model: str
+    status: str
+    """live or finished."""
+    outcome: str | None
+    """stop, length, abort or error; None while live. The worst of its sequences."""
+    received_at: float
+    first_token_at: float | None
+    finished_at: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    num_sequences: int
+    preemptions: int
+    resumptions: int
+    seed: int | None
+    system_fingerprint: str | None
+    stages: StageTimes
+
+
+class JourneyView(JourneySummary, kw_only=True):
+    """The whole journey, as `GET /v1/journeys/{id}` returns it."""
+
+    events: list[EventView]
+    sequences: list[SequenceView]
+
+
+class JourneyList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[JourneySummary]
+    """Newest first."""
+    has_more: bool

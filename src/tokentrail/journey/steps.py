@@ -1,0 +1,73 @@
+"""The engine's steps, shared by every journey that had a part in them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from tokentrail.protocol import StepRecord
+
+
+class StepRow(NamedTuple):
+    step: int
+    engine: int
+    start: float
+    scheduled: float
+    forwarded: float
+    end: float
+    num_sequences: int
+    num_tokens: int
+    blocks_used: int
+
+
+_WIDTH = len(StepRow._fields)
+
+
+class StepLog:
+    """Append-only rows of doubles (72 bytes a step), addressed by an ordinal that survives engine restarts.
+
+    An engine numbers its steps from the start of its process, so its numbers repeat; ordinals do not.
+    """
+
+    def __init__(self) -> None:
+        self._rows = array("d")
+        self._first = 0
+
+    @property
+    def next(self) -> int:
+        """The ordinal that the next step will get."""
+        return self._first + len(self._rows) // _WIDTH
+
+    def __len__(self) -> int:
+        return len(self._rows) // _WIDTH
+
+    def append(self, record: StepRecord, engine: int) -> int:
+        ordinal = self.next
+        self._rows.extend(
+            (
+                record.step,
+                engine,
+                record.start,
+                record.scheduled,
+                record.forwarded,
+                record.end,
+                record.num_sequences,
+                record.num_tokens,
+                record.blocks_used,
+            )
+        )
+        return ordinal
+
+    def __getitem__(self, ordinal: int) -> StepRow:
+        at = (ordinal - self._first) * _WIDTH
+        if at < 0 or at >= len(self._rows):
+            raise KeyError(ordinal)
+        step, engine, start, scheduled, forwarded, end, *counts = self._rows[at : at + _WIDTH]
+        return StepRow(int(step), int(engine), start, scheduled, forwarded, end, *map(int, counts))
+
+    def forget_before(self, ordinal: int) -> None:
+        """Free the rows below `ordinal`."""
+        drop = min(ordinal, self.next) - self._first
+        if drop > 0:
+            del self._rows[: drop * _WIDTH]
+            self._first += drop

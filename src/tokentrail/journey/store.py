@@ -1,0 +1,141 @@
+"""All journeys of a process: the live ones, and the last finished ones."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tokentrail.journey.record import Journey, SequenceTrail
+from tokentrail.journey.schema import JourneyList, JourneyView
+from tokentrail.journey.steps import StepLog
+from tokentrail.journey.view import summarize, view
+from tokentrail.protocol import Delta, StepRecord
+
+# Steps that no kept journey needs are freed when so many may have piled up.
+_SWEEP_EVERY = 4096
+
+
+class JourneyStore:
+    """Journeys by id. Not thread-safe: it lives on the event loop that receives engine messages.
+
+    `capacity` finished journeys are kept, the oldest making room; live ones are always kept. `keep_text`:
+    keep texts, token ids and alternatives too.
+    """
+
+    def __init__(self, capacity: int = 1000, *, keep_text: bool = False) -> None:
+        self.capacity = capacity
+        self.keep_text = keep_text
+        self._steps = StepLog()
+        self._engine = 0
+        self._watched: dict[str, SequenceTrail] = {}
+        self._live: dict[str, Journey] = {}
+        self._finished: OrderedDict[str, Journey] = OrderedDict()
+        self._by_request_id: dict[tuple[str, str], Journey] = {}
+        self._sweep_at = _SWEEP_EVERY
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        id: str,
+        *,
+        endpoint: str,
+        model: str,
+        tenant: str = "",
+        request_id: str | None = None,
+        received: float | None = None,
+    ) -> Journey:
+        """A request was received (at `received`, wall clock)."""
+        journey = Journey(
+            self,
+            id,
+            request_id=request_id or id,
+            tenant=tenant,
+            endpoint=endpoint,
+            model=model,
+            received=time.time() if received is None else received,
+            keep_text=self.keep_text,
+        )
+        self._live[id] = journey
+        # Clients may repeat their own request ids; the latest journey wins.
+        self._by_request_id[tenant, journey.request_id] = journey
+        return journey
+
+    def on_step(self, record: StepRecord, deltas: Sequence[Delta]) -> None:
+        """One engine step, and what it brought. On the hot path: its cost is measured by the tests."""
+        steps = self._steps
+        ordinal = steps.append(record, self._engine)
+        watched = self._watched
+        for share in record.sequences:
+            sequence = watched.get(share.id)
+            if sequence is not None:
+                sequence.scheduled(ordinal, share)
+        for id in record.preempted:
+            sequence = watched.get(id)
+            if sequence is not None:
+                sequence.preempted.append(record.end)
+        for delta in deltas:
+            sequence = watched.get(delta.id)
+            if sequence is not None:
+                sequence.tokens(ordinal, delta)
+        if ordinal >= self._sweep_at:
+            self._sweep()
+
+    def on_restart(self) -> None:
+        """The engine process died and a fresh one took over the sequences in flight."""
+        self._engine += 1
+        now = time.time()
+        for sequence in self._watched.values():
+            sequence.resumed.append(now)
+
+    def watch(self, sequence: SequenceTrail) -> None:
+        self._watched[sequence.id] = sequence
+
+    def unwatch(self, sequence: SequenceTrail) -> None:
+        self._watched.pop(sequence.id, None)
+
+    def finish(self, journey: Journey) -> None:
+        if self._live.pop(journey.id, None) is None:
+            return
+        self._finished[journey.id] = journey
+        while len(self._finished) > self.capacity:
+            _, oldest = self._finished.popitem(last=False)
+            key = (oldest.tenant, oldest.request_id)
+            if self._by_request_id.get(key) is oldest:
+                del self._by_request_id[key]
+
+    def _sweep(self) -> None:
+        """Free the steps that no kept journey needs any more."""
+        needed = self._steps.next
+        for kept in (self._live, self._finished):
+            for journey in kept.values():
+                first = journey.first_ordinal
+                if first is not None and first < needed:
+                    needed = first
+        self._steps.forget_before(needed)
+        self._sweep_at = self._steps.next + _SWEEP_EVERY
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def find(self, id: str, tenant: str = "") -> Journey | None:
+        """By journey id or by the client's request id; None also if it belongs to somebody else."""
+        journey = self._live.get(id) or self._finished.get(id) or self._by_request_id.get((tenant, id))
+        return journey if journey is not None and journey.tenant == tenant else None
+
+    def view(self, id: str, tenant: str = "") -> JourneyView | None:
+        journey = self.find(id, tenant)
+        return None if journey is None else view(journey, self._steps)
+
+    def list(self, tenant: str = "", limit: int = 20) -> JourneyList:
+        """The tenant's newest journeys, live ones first."""
+        own: list[Journey] = []
+        for kept in (self._live, self._finished):
+            own.extend(journey for journey in reversed(kept.values()) if journey.tenant == tenant)
+        return JourneyList(
+            data=[summarize(journey, self._steps) for journey in own[:limit]], has_more=len(own) > limit
+        )

@@ -1,0 +1,179 @@
+"""From compact records to the JSON shape: done only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tokentrail.journey.record import Journey, SequenceTrail
+from tokentrail.journey.schema import (
+    AlternativeView,
+    EventView,
+    JourneySummary,
+    JourneyView,
+    SequenceView,
+    StageTimes,
+    StepView,
+    TokenView,
+)
+from tokentrail.journey.steps import StepLog
+
+
+def summarize(journey: Journey, steps: StepLog) -> JourneySummary:
+    return JourneySummary(**_summary_fields(journey, steps))
+
+
+def view(journey: Journey, steps: StepLog) -> JourneyView:
+    return JourneyView(
+        **_summary_fields(journey, steps),
+        events=_events(journey, steps),
+        sequences=[_sequence(sequence, journey, steps) for sequence in journey.sequences],
+    )
+
+
+def _summary_fields(journey: Journey, steps: StepLog) -> dict[str, Any]:
+    sequences = journey.sequences
+    first = _first_token(journey, steps)
+    return {
+        "id": journey.id,
+        "request_id": journey.request_id,
+        "endpoint": journey.endpoint,
+        "model": journey.model,
+        "status": "live" if journey.finished is None else "finished",
+        "outcome": journey.outcome,
+        "received_at": journey.received,
+        "first_token_at": first,
+        "finished_at": journey.finished,
+        "prompt_tokens": journey.prompt_tokens,
+        "cached_tokens": sum(sequence.cached_tokens or 0 for sequence in sequences),
+        "completion_tokens": sum(len(sequence.token_steps) for sequence in sequences),
+        "num_sequences": len(sequences),
+        "preemptions": sum(len(sequence.preempted) for sequence in sequences),
+        "resumptions": sum(len(sequence.resumed) for sequence in sequences),
+        "seed": journey.seed,
+        "system_fingerprint": journey.fingerprint,
+        "stages": _stages(journey, steps, first),
+    }
+
+
+def _first_token(journey: Journey, steps: StepLog) -> float | None:
+    ends = [steps[sequence.token_steps[0]].end for sequence in journey.sequences if sequence.token_steps]
+    return min(ends, default=None)
+
+
+def _stages(journey: Journey, steps: StepLog, first_token: float | None) -> StageTimes:
+    ordinal = journey.first_ordinal
+    started = None if ordinal is None else steps[ordinal].start
+    last = max((steps[s.token_steps[-1]].end for s in journey.sequences if s.token_steps), default=None)
+    return StageTimes(
+        template=journey.template_seconds,
+        tokenize=journey.tokenize_seconds,
+        # Clocks are those of two processes on one machine: equal but for rounding, hence the floor at 0.
+        queue=_between(journey.queued, started),
+        prefill=_between(started, first_token),
+        decode=_between(first_token, last),
+        detokenize=journey.detokenize_seconds,
+        send=journey.send_seconds,
+        first_token=_between(journey.received, first_token),
+        total=_between(journey.received, journey.finished),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+def _events(journey: Journey, steps: StepLog) -> list[EventView]:
+    events = [EventView(event="received", at=journey.received)]
+    if journey.templated is not None:
+        events.append(EventView(event="templated", at=journey.templated, tokens=journey.prompt_tokens))
+    if journey.queued is not None:
+        events.append(EventView(event="queued", at=journey.queued))
+    for sequence in journey.sequences:
+        index = sequence.index
+        for run in sequence.runs():
+            events.append(
+                EventView(
+                    event="scheduled",
+                    at=steps[run.ordinal].start,
+                    sequence=index,
+                    tokens=run.tokens,
+                    cached_tokens=run.cached,
+                )
+            )
+            break
+        if sequence.token_steps:
+            at = steps[sequence.token_steps[0]].end
+            events.append(EventView(event="first_token", at=at, sequence=index))
+        events.extend(EventView(event="preempted", at=at, sequence=index) for at in sequence.preempted)
+        events.extend(EventView(event="resumed", at=at, sequence=index) for at in sequence.resumed)
+    if journey.finished is not None:
+        tokens = sum(len(sequence.token_steps) for sequence in journey.sequences)
+        events.append(EventView(event="finished", at=journey.finished, tokens=tokens, reason=journey.outcome))
+    return sorted(events, key=lambda event: event.at)
+
+
+def _sequence(sequence: SequenceTrail, journey: Journey, steps: StepLog) -> SequenceView:
+    return SequenceView(
+        index=sequence.index,
+        prompt_tokens=sequence.prompt_tokens,
+        cached_tokens=sequence.cached_tokens,
+        completion_tokens=len(sequence.token_steps),
+        finish_reason=sequence.finish_reason,
+        preempted_at=list(sequence.preempted),
+        resumed_at=list(sequence.resumed),
+        steps=list(_steps(sequence, steps)),
+        tokens=list(_tokens(sequence, journey, steps)),
+        text=sequence.text,
+        prompt=sequence.prompt,
+    )
+
+
+def _steps(sequence: SequenceTrail, steps: StepLog) -> Iterator[StepView]:
+    computed = 0  # positions below this one have been computed before
+    for run in sequence.runs():
+        for k in range(run.length):
+            row = steps[run.ordinal + k]
+            position = run.position + k
+            if position < computed:
+                kind = "recompute"
+            elif position < sequence.prompt_tokens:
+                kind = "prefill"
+            else:
+                kind = "decode"
+            computed = max(computed, position + run.tokens)
+            yield StepView(
+                step=row.step,
+                engine=row.engine,
+                kind=kind,
+                start_at=row.start,
+                seconds=row.end - row.start,
+                schedule_seconds=row.scheduled - row.start,
+                forward_seconds=row.forwarded - row.scheduled,
+                sample_seconds=row.end - row.forwarded,
+                tokens=run.tokens,
+                position=position,
+                cached_tokens=run.cached,
+                blocks=run.blocks,
+                batch_sequences=row.num_sequences,
+                batch_tokens=row.num_tokens,
+                blocks_used=row.blocks_used,
+            )
+
+
+def _tokens(sequence: SequenceTrail, journey: Journey, steps: StepLog) -> Iterator[TokenView]:
+    text = journey.token_text
+    for i, ordinal in enumerate(sequence.token_steps):
+        row = steps[ordinal]
+        token = TokenView(at=row.end, step=row.step, logprob=sequence.logprobs[i])
+        if i < len(sequence.token_ids):
+            token.id = sequence.token_ids[i]
+            if text is not None:
+                token.text = text(token.id)
+        if i < len(sequence.top):
+            top = sequence.top[i]
+            token.top = [
+                AlternativeView(id=id, text="" if text is None else text(id), logprob=logprob)
+                for id, logprob in zip(top.token_ids, top.logprobs, strict=True)
+            ]
+        yield token
