@@ -1,7 +1,7 @@
 """Imports point downwards only, as docs/architecture.md ("The rooms") draws them.
 
-Every `import` statement in the sources counts, those inside functions and under `TYPE_CHECKING` included: a lazy
-import saves start-up time, it does not make a wall move.
+Every `import` statement in the sources counts, those inside functions and under `TYPE_CHECKING` included: a
+lazy import saves start-up time, it does not make a wall move.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CALLS: dict[str, set[str]] = {
     "server": {"gateway", "answer", "journey", "observability", "protocol"},
     "cli": {"server", "gateway", "answer", "journey", "observability", "protocol"},
 }
-# Modules of the package's root. `tokentrail/__init__.py` hands out the public names, so it may know every room but the
-# command line; nothing in a room may import a name from it except the version.
+# Modules of the package's root. `tokentrail/__init__.py` hands out the public names, so it may know every room
+# but the command line; nothing in a room may import a name from it except the version.
 ROOT_MODULES = {"__init__": set(CALLS) - {"cli"}, "__main__": {"cli"}}
 ROOT_NAMES = {"__version__"}
 
@@ -67,7 +67,8 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, (ast.Name, ast.Attribute))
-            and (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) in {"import_module", "__import__"}
+            and (node.func.id if isinstance(node.func, ast.Name) else node.func.attr)
+            in {"import_module", "__import__"}
             and node.args
             and isinstance(node.args[0], ast.Constant)
             and isinstance(node.args[0].value, str)
@@ -78,7 +79,9 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 def violations(path: Path) -> list[str]:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     if len(parts) == 1:
-        assert parts[0] in ROOT_MODULES, f"{path.name}: a module of the package's root that this test does not know"
+        assert parts[0] in ROOT_MODULES, (
+            f"{path.name}: a module of the package's root that this test does not know"
+        )
         allowed = ROOT_MODULES[parts[0]]
     else:
         assert parts[0] in CALLS, f"{parts[0]}/: a room that this test and docs/architecture.md do not know"
@@ -102,8 +105,9 @@ def test_imports_point_downwards_only() -> None:
 
 
 def test_every_room_says_what_it_is_for() -> None:
-    for room in CALLS:
-        text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8")))
+    for folder in sorted(path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"):
+        room = folder.name
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
         assert text, f"{room}/__init__.py has no docstring"
         assert "to come" not in text, f"{room}/__init__.py does not say what the room is for"
 
@@ -119,7 +123,9 @@ def test_every_room_says_what_it_is_for() -> None:
         ("import importlib\nimportlib.import_module('tokentrail.cli')", "tokentrail.cli"),
     ],
 )
-def test_the_check_sees_each_kind_of_import(source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_sees_each_kind_of_import(
+    source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = tmp_path / "tokentrail" / "checkpoints"
     room.mkdir(parents=True)
     module = room / "sample.py"
@@ -134,15 +140,37 @@ def test_the_check_sees_each_kind_of_import(source: str, expected: str, tmp_path
 def loaded_by(statement: str, *modules: str) -> list[str]:
     """Which of `modules` a fresh interpreter has loaded after `statement`."""
     code = f"import sys; {statement}; print(' '.join(m for m in {modules!r} if m in sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     return result.stdout.split()
 
 
 def test_the_command_line_starts_without_heavy_imports() -> None:
-    heavy = ("numpy", "fastapi", "pydantic", "httpx", "tokenizers", "jinja2", "zmq", "rich.progress", "tokentrail.server")
+    heavy = (
+        "numpy",
+        "fastapi",
+        "pydantic",
+        "httpx",
+        "tokenizers",
+        "jinja2",
+        "zmq",
+        "rich.progress",
+        "tokentrail.server",
+    )
     assert loaded_by("import tokentrail.cli.app", *heavy) == []
 
 
 def test_the_engine_process_is_free_of_server_imports() -> None:
-    heavy = ("fastapi", "starlette", "pydantic", "uvicorn", "httpx", "rich", "typer", "jinja2", "prometheus_client")
+    heavy = (
+        "fastapi",
+        "starlette",
+        "pydantic",
+        "uvicorn",
+        "httpx",
+        "rich",
+        "typer",
+        "jinja2",
+        "prometheus_client",
+    )
     assert loaded_by("import tokentrail.engine.process", *heavy) == []

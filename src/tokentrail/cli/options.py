@@ -1,0 +1,362 @@
+"""Options that several commands share, written once: a dataclass whose fields become a command's flags.
+
+`@takes_options` replaces a command's parameter annotated with such a dataclass by one flag for each of its
+fields, and hands the command the filled-in dataclass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from tokentrail.cli.units import parse_count, parse_size, read_flag
+
+if TYPE_CHECKING:
+    from tokentrail.engine.config import EngineConfig
+
+R = TypeVar("R")
+
+MODEL = "Model"
+BATCHING = "Memory and batching"
+NUMERICS = "Numbers"
+ACCEPTED = "Accepted for vLLM's sake"
+
+
+def takes_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Turn parameters annotated with a dataclass of options into that dataclass's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        annotation = hints[name]
+        if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+            parameters.append(parameter.replace(annotation=annotation))
+            continue
+        groups[name] = annotation
+        field_hints = get_type_hints(annotation, include_extras=True)
+        for field in dataclasses.fields(annotation):
+            default = field.default
+            if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+                    annotation=field_hints[field.name],
+                )
+            )
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+
+    @functools.wraps(command)
+    def call(**values: Any) -> R:
+        for name, group in groups.items():
+            values[name] = group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
+        return command(**values)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def note(text: str) -> None:
+    """Tell the user something that is no error, on stderr."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which model runs, and in what memory: the flags behind `EngineConfig`."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="FILE",
+            help="GGUF file. Left out: the demo model, SmolLM2-135M-Instruct.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    max_model_len: Annotated[
+        str | None,
+        typer.Option(
+            "--max-model-len",
+            "-c",
+            metavar="TOKENS",
+            help="Context length, prompt and answer together. Left out: the model's, or what memory allows.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            "--chat-template",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Jinja2 chat template to use instead of the model's.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            "-t",
+            min=1,
+            metavar="N",
+            help="Threads that compute. Left out: the cores this process may use.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int,
+        typer.Option(
+            "--max-num-seqs",
+            "-np",
+            min=1,
+            metavar="N",
+            help="Answers generated in one step at most.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        str,
+        typer.Option(
+            "--max-num-batched-tokens",
+            metavar="TOKENS",
+            help="Tokens computed in one step at most; longer prompts go in chunks.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = "512"
+    max_waiting: Annotated[
+        int,
+        typer.Option(
+            "--max-waiting",
+            min=1,
+            metavar="N",
+            help="Requests that wait at most; more are refused at once with 429.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = 1024
+    kv_cache_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache-memory",
+            metavar="SIZE",
+            help="Memory for the KV cache, such as 2GiB. Left out: sized from the memory that is free.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = None
+    block_size: Annotated[
+        int,
+        typer.Option(
+            "--block-size",
+            metavar="TOKENS",
+            help="Tokens in one KV block: 16, 32, 64, 128 or 256.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = 16
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Reuse the KV blocks of prompts that begin alike.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = True
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            "--kv-cache-dtype",
+            metavar="TYPE",
+            help="auto (bfloat16), bfloat16 or float32.",
+            rich_help_panel=NUMERICS,
+        ),
+    ] = "auto"
+    activation_dtype: Annotated[
+        str,
+        typer.Option(
+            "--activation-dtype",
+            metavar="TYPE",
+            help="auto (int8 groups before quantized weights) or float32 (slower, for exact comparisons).",
+            rich_help_panel=NUMERICS,
+        ),
+    ] = "auto"
+    seed: Annotated[
+        int,
+        typer.Option("--seed", help="Seed of whatever the engine itself draws.", rich_help_panel=NUMERICS),
+    ] = 0
+    enforce_eager: Annotated[
+        bool,
+        typer.Option(
+            "--enforce-eager",
+            help="Run the model's Python step by step instead of the recorded program: same bytes, slower.",
+            rich_help_panel=NUMERICS,
+        ),
+    ] = False
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="TYPE",
+            help="On a CPU the weights are computed in the file's own formats.",
+            rich_help_panel=ACCEPTED,
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            "-q",
+            metavar="METHOD",
+            help="A GGUF file brings its own quantization; only gguf is accepted.",
+            rich_help_panel=ACCEPTED,
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        typer.Option(
+            "--gpu-memory-utilization",
+            metavar="SHARE",
+            help="On a CPU: the share of the free memory that weights and KV cache may take.",
+            rich_help_panel=ACCEPTED,
+        ),
+    ] = 0.9
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size",
+            "-tp",
+            min=1,
+            metavar="N",
+            help="On a CPU one process uses all cores (see --threads); above 1 has no effect.",
+            rich_help_panel=ACCEPTED,
+        ),
+    ] = 1
+
+    def engine_config(self, positional: str | None = None) -> EngineConfig:
+        """The engine's settings; explains on stderr what flags meant for a GPU do here.
+
+        `positional`: the model as vLLM's users write it, behind the command and without a flag.
+        """
+        from tokentrail.engine.config import EngineConfig
+
+        if positional is not None and self.model is not None and positional != self.model:
+            raise typer.BadParameter(
+                f"{self.model!r} and {positional!r} are two models; give one", param_hint="--model"
+            )
+
+        _one_of("--block-size", self.block_size, (16, 32, 64, 128, 256))
+        _one_of("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16", "float32"))
+        _one_of("--activation-dtype", self.activation_dtype, ("auto", "float32"))
+        _one_of("--dtype", self.dtype, ("auto", "half", "float16", "bfloat16", "float", "float32"))
+        if self.quantization not in (None, "gguf"):
+            raise typer.BadParameter(
+                f"{self.quantization!r} can't be applied to a GGUF file, which is quantized already; "
+                "leave the flag out, or give a file of the format you want",
+                param_hint="--quantization",
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise typer.BadParameter(
+                f"{self.gpu_memory_utilization:g} is not a share above 0 and up to 1",
+                param_hint="--gpu-memory-utilization",
+            )
+        max_model_len = None
+        if self.max_model_len is not None and self.max_model_len != "-1":  # -1: vLLM's word for automatic
+            max_model_len = read_flag("--max-model-len", self.max_model_len, parse_count)
+        kv_cache_memory = None
+        if self.kv_cache_memory is not None:
+            kv_cache_memory = read_flag("--kv-cache-memory", self.kv_cache_memory, parse_size)
+        if self.gpu_memory_utilization != 0.9:
+            note(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization:g}: without a GPU, the share of "
+                "free memory that weights and KV cache may take; --kv-cache-memory sets the cache exactly."
+            )
+        if self.tensor_parallel_size > 1:
+            note(
+                f"--tensor-parallel-size {self.tensor_parallel_size}: without GPUs the model is not split; "
+                "one process uses all cores, or as many as --threads says."
+            )
+        if self.dtype != "auto":
+            note(
+                f"--dtype {self.dtype}: on a CPU the weights are computed in the file's own formats; "
+                "--activation-dtype float32 and --kv-cache-dtype float32 widen the rest."
+            )
+        return EngineConfig(
+            model=self.model or positional,
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=read_flag(
+                "--max-num-batched-tokens", self.max_num_batched_tokens, parse_count
+            ),
+            max_waiting=self.max_waiting,
+            block_size=self.block_size,
+            kv_cache_memory=kv_cache_memory,
+            kv_cache_dtype=self.kv_cache_dtype,
+            activation_dtype=self.activation_dtype,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            memory_utilization=self.gpu_memory_utilization,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enforce_eager=self.enforce_eager,
+            threads=self.threads,
+            seed=self.seed,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
+
+
+def _one_of(flag: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        names = ", ".join(map(str, choices[:-1])) + f" or {choices[-1]}"
+        raise typer.BadParameter(f"{value!r} is not one of {names}", param_hint=flag)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, for commands that generate."""
+
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Tokens to generate at most. Left out: all the context has left.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest token.")
+    ] = 0.7
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the likeliest tokens that hold this share.")
+    ] = 1.0
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from this many likeliest tokens; 0: all.")] = 0
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1 makes tokens already seen less likely.")
+    ] = 1.0
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End the answer where this text begins; repeatable."),
+    ] = None
+    sampling_seed: Annotated[
+        int | None,
+        typer.Option(
+            "--sampling-seed", metavar="SEED", help="Repeat an answer exactly. Left out: drawn, and told."
+        ),
+    ] = None

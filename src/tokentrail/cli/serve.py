@@ -1,0 +1,208 @@
+"""`tokentrail serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokentrail.cli.help import Command
+from tokentrail.cli.options import EngineOptions, takes_options
+
+API = "API"
+SERVER = "Server"
+BROWSERS = "Browsers (CORS)"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The flags behind `ServerConfig`, the engine's apart."""
+
+    host: Annotated[str, typer.Option("--host", help="Address to listen at.", rich_help_panel=SERVER)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=SERVER)
+    ] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            metavar="NAME...",
+            help="Names the model answers to, the first being its main one.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY...",
+            envvar="TOKENTRAIL_API_KEY",
+            show_envvar=True,
+            help="Keys that clients must send one of. A key given here can be seen in process listings: "
+            "prefer the environment variable or a file.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="File with one key a line; empty lines and # comments are skipped.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    trail_text: Annotated[
+        bool,
+        typer.Option(
+            "--trail-text/--no-trail-text",
+            help="Keep texts, token ids and alternatives in journeys.",
+            rich_help_panel=API,
+        ),
+    ] = False
+    trail_size: Annotated[
+        int,
+        typer.Option("--trail-size", min=0, metavar="N", help="Finished journeys kept.", rich_help_panel=API),
+    ] = 1000
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origins",
+            metavar="ORIGIN...",
+            help="Origins whose pages may call the API; * for any.",
+            rich_help_panel=BROWSERS,
+        ),
+    ] = None
+    allowed_methods: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-methods", metavar="METHOD...", help="Default: *", rich_help_panel=BROWSERS),
+    ] = None
+    allowed_headers: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-headers", metavar="HEADER...", help="Default: *", rich_help_panel=BROWSERS),
+    ] = None
+    allow_credentials: Annotated[
+        bool, typer.Option("--allow-credentials", help="Let pages send cookies.", rich_help_panel=BROWSERS)
+    ] = False
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            "--shutdown-timeout",
+            min=0.0,
+            metavar="SECONDS",
+            help="Time that running answers get to finish after SIGTERM.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 30.0
+    log_level: Annotated[
+        str,
+        typer.Option(
+            "--log-level", metavar="LEVEL", help="debug, info, warning or error.", rich_help_panel=SERVER
+        ),
+    ] = "info"
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--log-requests/--no-log-requests",
+            help="One line per answered request, never with its text.",
+            rich_help_panel=SERVER,
+        ),
+    ] = True
+
+    def keys(self) -> tuple[str, ...]:
+        """All API keys, from flags, environment and file."""
+        keys = _words(self.api_key)
+        if self.api_key_file is not None:
+            try:
+                lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise typer.BadParameter(
+                    f"{self.api_key_file}: {error}", param_hint="--api-key-file"
+                ) from None
+            found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+            if not found:
+                # An empty list would open the server to everyone, which nobody who names a key file wants.
+                raise typer.BadParameter(f"{self.api_key_file} holds no key", param_hint="--api-key-file")
+            keys += tuple(found)
+        return tuple(dict.fromkeys(keys))
+
+
+def _words(values: list[str] | None) -> tuple[str, ...]:
+    """`["a,b", "c"]` → `("a", "b", "c")`."""
+    return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
+
+
+class ServeCommand(Command):
+    """Accepts lists as vLLM's users write them: `--served-model-name a b` besides repeating the flag."""
+
+    LISTS = frozenset(
+        {"--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"}
+    )
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        return super().parse_args(ctx, spread_lists(args, self.LISTS))  # type: ignore[arg-type]
+
+
+def spread_lists(arguments: list[str], flags: frozenset[str]) -> list[str]:
+    """Repeat a list's flag before each of its values: `--key a b --x` → `--key a --key b --x`."""
+    spread: list[str] = []
+    flag = ""
+    values = 0
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            flag = argument if argument in flags else ""
+            values = 0
+        elif flag:
+            if values:
+                spread.append(flag)
+            values += 1
+        spread.append(argument)
+    return spread
+
+
+@takes_options
+def serve(
+    engine: EngineOptions,
+    server: ServerOptions,
+    model_file: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="GGUF file; the same as --model.", show_default=False),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API. Without a model: the demo model."""
+    from tokentrail.server.config import ServerConfig
+
+    if server.log_level not in ("debug", "info", "warning", "error"):
+        raise typer.BadParameter(
+            f"{server.log_level!r} is not one of debug, info, warning or error", param_hint="--log-level"
+        )
+    config = ServerConfig(
+        engine=engine.engine_config(model_file),
+        host=server.host,
+        port=server.port,
+        served_model_names=_words(server.served_model_name),
+        api_keys=server.keys(),
+        chat_template=None if engine.chat_template is None else str(engine.chat_template),
+        trail_text=server.trail_text,
+        trail_size=server.trail_size,
+        allowed_origins=_words(server.allowed_origins),
+        allowed_methods=_words(server.allowed_methods) or ("*",),
+        allowed_headers=_words(server.allowed_headers) or ("*",),
+        allow_credentials=server.allow_credentials,
+        shutdown_timeout=server.shutdown_timeout,
+        log_level=server.log_level,
+        log_requests=server.log_requests,
+    )
+    from tokentrail.server import serve as run_server
+
+    run_server(config)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=ServeCommand)(serve)
