@@ -32,7 +32,7 @@ CALLS: dict[str, set[str]] = {
     "server": {"gateway", "answer", "journey", "observability", "protocol"},
     "cli": {"server", "gateway", "answer", "journey", "observability", "protocol"},
 }
-# Modules of the package's root. `tokentrail/__init__.py` hands out the public names, so it may know every room
+# Modules of the root. `tokentrail/__init__.py` hands out the public names, so it may know every room
 # but the command line; nothing in a room may import a name from it except the version.
 ROOT_MODULES = {"__init__": set(CALLS) - {"cli"}, "__main__": {"cli"}}
 ROOT_NAMES = {"__version__"}
