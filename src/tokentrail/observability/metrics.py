@@ -1,0 +1,233 @@
+"""What Prometheus scrapes. Names follow vLLM's, with `tokentrail_` for `vllm:`.
+
+The hot path only adds to Python numbers. `render` builds the text format through `prometheus_client`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tokentrail.protocol import EngineInfo, EngineStats
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+# Bucket bounds. Seconds cover a 1B model on a GPU up to a 70B one on a CPU.
+FIRST_TOKEN = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.15,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
+LATENCY = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+)
+TOKENS = tuple(float(1 << k) for k in range(18))
+
+OUTCOMES = ("stop", "length", "abort", "error", "rejected")
+
+
+class Histogram:
+    """Counts of observations per bucket, as Prometheus defines histograms."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """`count` observations of `value`. A bound itself belongs to its own bucket (`le`)."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        totals = itertools.accumulate(self.counts)
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        return [(name, float(total)) for name, total in zip(names, totals, strict=True)]
+
+
+class Metrics:
+    """All metrics of a server process.
+
+    The engine counts since its process started, so a restart sets its counters back. What dead engines had
+    counted is kept here and added, so that the series never fall.
+    """
+
+    def __init__(self, model_name: str = "") -> None:
+        self.model_name = model_name
+        self.info: EngineInfo | None = None
+        self.engine_up = False
+        self.engine_restarts = 0
+        self.requests = dict.fromkeys(OUTCOMES, 0)
+        self.http: dict[tuple[str, str, int], int] = {}
+        self.in_flight = 0
+        self.first_token = Histogram(FIRST_TOKEN)
+        self.inter_token = Histogram(PER_TOKEN)
+        self.per_output_token = Histogram(PER_TOKEN)
+        self.latency = Histogram(LATENCY)
+        self.queue_time = Histogram(LATENCY)
+        self.request_prompt_tokens = Histogram(TOKENS)
+        self.request_generation_tokens = Histogram(TOKENS)
+        self._stats = EngineStats()
+        self._before = EngineStats()
+
+    def engine_stats(self, stats: EngineStats) -> None:
+        """The newest numbers of the engine."""
+        if stats.steps < self._stats.steps:
+            self.engine_restarted()
+        self._stats = stats
+
+    def engine_restarted(self) -> None:
+        """The engine process died; its successor counts from 0."""
+        before, last = self._before, self._stats
+        for name in _COUNTERS:
+            setattr(before, name, getattr(before, name) + getattr(last, name))
+        self._stats = EngineStats(blocks_total=last.blocks_total)
+
+    def counter(self, name: str) -> int:
+        """An engine counter over all engine processes so far."""
+        return int(getattr(self._before, name) + getattr(self._stats, name))
+
+    def http_response(self, method: str, path: str, status: int) -> None:
+        """`path`: the route, not the URL, so that ids and nonsense do not become series of their own."""
+        key = (method, path, status)
+        self.http[key] = self.http.get(key, 0) + 1
+
+    def render(self) -> tuple[bytes, str]:
+        """(body, content type) of a scrape."""
+        from prometheus_client import CollectorRegistry, ProcessCollector
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        return generate_latest(registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            InfoMetricFamily,
+        )
+
+        model = [self.model_name]
+        stats = self._stats
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            family = GaugeMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
+            family.add_metric(model, value)
+            return family
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            family = CounterMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
+            family.add_metric(model, value)
+            return family
+
+        def histogram(name: str, text: str, values: Histogram) -> Metric:
+            family = HistogramMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
+            family.add_metric(model, values.buckets(), values.sum)
+            return family
+
+        if self.info is not None:
+            facts = InfoMetricFamily("tokentrail_engine", "The engine that runs", labels=["model_name"])
+            names = (
+                "architecture",
+                "fingerprint",
+                "isa",
+                "threads",
+                "max_model_len",
+                "block_size",
+                "num_blocks",
+            )
+            facts.add_metric(model, {name: str(getattr(self.info, name)) for name in names})
+            yield facts
+        yield gauge("engine_up", "1 while the engine process runs", float(self.engine_up))
+        yield counter("engine_restarts", "Engine processes that died and were replaced", self.engine_restarts)
+        yield counter("engine_steps", "Steps of the engine", self.counter("steps"))
+        yield gauge("num_requests_in_flight", "Requests being answered", self.in_flight)
+        yield gauge("num_requests_running", "Sequences in the running batch", stats.running)
+        yield gauge("num_requests_waiting", "Sequences that wait to be run", stats.waiting)
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        yield gauge("kv_cache_usage_perc", "Part of the KV cache in use, 1 being all of it", usage)
+        yield gauge("kv_cache_blocks", "KV blocks there are", stats.blocks_total)
+        yield gauge("kv_cache_blocks_used", "KV blocks in use", stats.blocks_used)
+        for name, text, field in _ENGINE_COUNTERS:
+            yield counter(name, text, self.counter(field))
+
+        outcomes = CounterMetricFamily(
+            "tokentrail_requests",
+            "Requests by how they ended; rejected: the queue was full or the engine down",
+            labels=["model_name", "outcome"],
+        )
+        for outcome, count in self.requests.items():
+            outcomes.add_metric([self.model_name, outcome], count)
+        yield outcomes
+        http = CounterMetricFamily(
+            "tokentrail_http_requests", "HTTP responses", labels=["method", "path", "status"]
+        )
+        for (method, path, status), count in sorted(self.http.items()):
+            http.add_metric([method, path, str(status)], count)
+        yield http
+
+        yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)
+        yield histogram("inter_token_latency_seconds", "Token → next token of a sequence", self.inter_token)
+        yield histogram(
+            "request_time_per_output_token_seconds",
+            "First token → last, by the tokens between, per request",
+            self.per_output_token,
+        )
+        yield histogram("e2e_request_latency_seconds", "Received → finished", self.latency)
+        yield histogram(
+            "request_queue_time_seconds", "Received → first step that had a part of it", self.queue_time
+        )
+        yield histogram("request_prompt_tokens", "Prompt tokens per request", self.request_prompt_tokens)
+        yield histogram(
+            "request_generation_tokens", "Generated tokens per request", self.request_generation_tokens
+        )
+
+
+_ENGINE_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens computed", "prompt_tokens"),
+    ("generation_tokens", "Tokens generated", "generated_tokens"),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "prefix_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_hits"),
+    ("num_preemptions", "Sequences that lost their blocks to others", "preemptions"),
+)
+_COUNTERS = ("steps", *(field for _, _, field in _ENGINE_COUNTERS))
