@@ -1,0 +1,258 @@
+// The native module as Python sees it. Arrays are checked for type, shape and contiguity here, and values in the classes
+// below, so that no call from Python can read or write out of bounds.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "dispatch.h"
+#include "math64.h"
+#include "pack.h"
+#include "program.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace tt;
+
+namespace {
+
+template <class T> using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A matrix together with the memory it lives in.
+struct PackedMatrix {
+  std::shared_ptr<Arena> arena;
+  Matrix matrix;
+};
+
+PackedMatrix pack_matrix(std::shared_ptr<Arena> arena, std::shared_ptr<ThreadPool> pool, const std::string& format,
+                         Array1<uint8_t> data, int64_t n, int64_t k) {
+  if (data.shape(0) != stored_bytes(format, n, k)) throw std::invalid_argument("the data has a different size than the matrix");
+  nb::gil_scoped_release release;
+  Matrix m = pack(*arena, *pool, format, data.data(), n, k);
+  return {std::move(arena), m};
+}
+
+// Holds what the calls point to: weights, biases and norms stay alive as long as the program.
+class BoundProgram : public Program {
+ public:
+  using Program::Program;
+  std::vector<PackedMatrix> matrices;
+  std::vector<Array1<float>> vectors;
+  const float* keep(const Array1<float>& v, int64_t size) {
+    if ((int64_t)v.shape(0) != size) throw std::invalid_argument("a vector has a different size than its buffer");
+    vectors.push_back(v);
+    return v.data();
+  }
+  void check_buffer(int b) const {
+    if (b < 0 || b >= count_) throw std::invalid_argument("unknown buffer");
+  }
+  int count_ = 0;
+};
+
+void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positions, Array1<int32_t> row_starts,
+                 Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only) {
+  StepView s{};
+  s.tokens = (int64_t)tokens.shape(0);
+  s.sequences = (int64_t)row_starts.shape(0) - 1;
+  s.logit_rows = (int64_t)logit_rows.shape(0);
+  s.table_width = (int64_t)block_tables.shape(1);
+  if ((int64_t)positions.shape(0) != s.tokens || (int64_t)block_tables.shape(0) != s.sequences)
+    throw std::invalid_argument("step: arrays of different lengths");
+  s.token_ids = tokens.data();
+  s.positions = positions.data();
+  s.row_starts = row_starts.data();
+  s.block_tables = block_tables.data();
+  s.logit_row_ids = logit_rows.data();
+  p.check(s);
+  std::vector<int32_t> row_sequence((size_t)s.tokens);
+  for (int64_t q = 0; q < s.sequences; ++q)
+    for (int32_t t = s.row_starts[q]; t < s.row_starts[q + 1]; ++t) row_sequence[t] = (int32_t)q;
+  s.row_sequence = row_sequence.data();
+  nb::gil_scoped_release release;
+  p.run(s, only);
+}
+
+template <class T> const T* optional_data(const std::optional<Array1<T>>& a, size_t size, const char* name) {
+  if (!a) return nullptr;
+  if (a->shape(0) != size) throw std::invalid_argument(std::string("sampling: ") + name + " has the wrong length");
+  return a->data();
+}
+
+void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature, Array1<float> top_p, Array1<float> min_p,
+                 Array1<int32_t> top_k, Array1<uint64_t> seed, Array1<int32_t> choice, Array1<int32_t> position,
+                 Array1<int32_t> num_top, Array1<int32_t> target, Out1<int32_t> out_tokens, Out1<float> out_logprobs,
+                 Out2<int32_t> out_top_tokens, Out2<float> out_top_logprobs, std::optional<Array1<float>> frequency,
+                 std::optional<Array1<float>> presence, std::optional<Array1<float>> repetition,
+                 std::optional<Array1<int32_t>> prompt_tokens, std::optional<Array1<int32_t>> prompt_offsets,
+                 std::optional<Array1<int32_t>> output_tokens, std::optional<Array1<int32_t>> output_offsets,
+                 std::optional<Array1<int32_t>> bias_tokens, std::optional<Array1<float>> bias_values,
+                 std::optional<Array1<int32_t>> bias_offsets) {
+  const size_t rows = temperature.shape(0);
+  auto same = [&](size_t n) {
+    if (n != rows) throw std::invalid_argument("sampling: arrays of different lengths");
+  };
+  for (size_t n : {top_p.shape(0), min_p.shape(0), top_k.shape(0), seed.shape(0), choice.shape(0), position.shape(0),
+                   num_top.shape(0), target.shape(0), out_tokens.shape(0), out_logprobs.shape(0), out_top_tokens.shape(0),
+                   out_top_logprobs.shape(0)})
+    same(n);
+  if (logits.shape(0) < rows || (int64_t)logits.shape(1) != sampler.vocab() || out_top_tokens.shape(1) != out_top_logprobs.shape(1))
+    throw std::invalid_argument("sampling: logits or alternatives have the wrong shape");
+  SampleArgs a{};
+  a.rows = (int64_t)rows;
+  a.vocab = sampler.vocab();
+  a.logits = logits.data();
+  a.temperature = temperature.data(), a.top_p = top_p.data(), a.min_p = min_p.data(), a.top_k = top_k.data();
+  a.seed = seed.data(), a.choice = choice.data(), a.position = position.data();
+  a.num_top = num_top.data(), a.target = target.data();
+  a.frequency = optional_data(frequency, rows, "frequency_penalty");
+  a.presence = optional_data(presence, rows, "presence_penalty");
+  a.repetition = optional_data(repetition, rows, "repetition_penalty");
+  auto ragged = [&](const std::optional<Array1<int32_t>>& tokens, const std::optional<Array1<int32_t>>& offsets, const char* name,
+                    const int32_t** t, const int32_t** o) {
+    *o = optional_data(offsets, rows + 1, name);
+    if (!*o) return;
+    if (!tokens || (int64_t)tokens->shape(0) != (*o)[rows]) throw std::invalid_argument(std::string("sampling: ") + name + " tokens do not match their offsets");
+    *t = tokens->data();
+  };
+  ragged(prompt_tokens, prompt_offsets, "prompt", &a.prompt_tokens, &a.prompt_offsets);
+  ragged(output_tokens, output_offsets, "output", &a.output_tokens, &a.output_offsets);
+  ragged(bias_tokens, bias_offsets, "bias", &a.bias_tokens, &a.bias_offsets);
+  if (a.bias_offsets) a.bias_values = optional_data(bias_values, (size_t)a.bias_offsets[rows], "bias values");
+  if (a.bias_offsets && !a.bias_values) throw std::invalid_argument("sampling: bias values are missing");
+  a.top_width = (int64_t)out_top_tokens.shape(1);
+  a.out_token = out_tokens.data(), a.out_logprob = out_logprobs.data();
+  a.out_top_token = out_top_tokens.data(), a.out_top_logprob = out_top_logprobs.data();
+  nb::gil_scoped_release release;
+  sampler.run(a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native kernels of Tokentrail.";
+  m.def("available_isas", &available_isas, "Instruction sets this machine can run, best first.");
+  m.def("layout_name", [](const std::string& format) {
+    static const char* names[] = {"q4_zero8", "q4_min", "q8", "bf16", "f16", "f32"};
+    return std::string(names[(int)layout_of(format)]);
+  }, "format"_a);
+  m.def("is_integer", [](const std::string& format) { return is_integer(layout_of(format)); }, "format"_a,
+        "Whether products with this format take quantized activations.");
+  m.def("packed_bytes", [](const std::string& format, int64_t n, int64_t k) { return packed_bytes(layout_of(format), n, k); },
+        "format"_a, "n"_a, "k"_a);
+  m.def("rope_frequencies", [](int dim, double theta) {
+    std::vector<double> f;
+    const double step = log64(theta);
+    for (int i = 0; i < dim / 2; ++i) f.push_back(exp64(-step * (2.0 * i / dim)));
+    return f;
+  }, "dim"_a, "theta"_a, "theta^(-2i/dim), the same bits on every machine.");
+
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("size", &ThreadPool::size);
+
+  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("used", &Arena::used);
+
+  nb::class_<PackedMatrix>(m, "Matrix")
+      .def_prop_ro("n", [](const PackedMatrix& p) { return p.matrix.n; })
+      .def_prop_ro("k", [](const PackedMatrix& p) { return p.matrix.k; })
+      .def_prop_ro("integer", [](const PackedMatrix& p) { return is_integer(p.matrix.layout); })
+      .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.panel_bytes() * (size_t)p.matrix.panels(); });
+  m.def("pack", &pack_matrix, "arena"_a, "pool"_a, "format"_a, "data"_a, "n"_a, "k"_a,
+        "Pack a stored [n, k] matrix for the kernels.");
+
+  nb::class_<KvCache>(m, "KvCache")
+      .def("__init__", [](KvCache* self, const std::string& dtype, int64_t layers, int64_t blocks, int32_t block_size, int32_t heads, int32_t head_dim) {
+        if (dtype != "bfloat16" && dtype != "float32") throw std::invalid_argument("the KV cache is bfloat16 or float32");
+        new (self) KvCache(dtype == "float32" ? KvType::F32 : KvType::BF16, layers, blocks, block_size, heads, head_dim);
+      }, "dtype"_a, "layers"_a, "blocks"_a, "block_size"_a, "heads"_a, "head_dim"_a)
+      .def_prop_ro("bytes", &KvCache::bytes)
+      .def_prop_ro("blocks", &KvCache::blocks)
+      .def_prop_ro("block_size", &KvCache::block_size);
+
+  nb::class_<BoundProgram>(m, "Program")
+      .def("__init__", [](BoundProgram* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, std::shared_ptr<KvCache> kv,
+                          int64_t max_tokens, int64_t max_sequences, int64_t max_logit_rows, int64_t vocab) {
+        new (self) BoundProgram(std::move(pool), kernels_for(isa), std::move(kv), Limits{max_tokens, max_sequences, max_logit_rows}, vocab);
+      }, "pool"_a, "isa"_a, "kv"_a, "max_tokens"_a, "max_sequences"_a, "max_logit_rows"_a, "vocab"_a)
+      .def("buffer", [](BoundProgram& p, bool logits, int64_t dim, bool quantized) {
+        p.count_ += 1;
+        return p.buffer(logits ? Rows::LOGITS : Rows::TOKENS, dim, quantized);
+      }, "logits"_a, "dim"_a, "quantized"_a)
+      .def("array", [](BoundProgram& p, int b, int64_t rows) {
+        p.check_buffer(b);
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.data(b), {(size_t)std::min(rows, p.max_rows(b)), (size_t)p.dim(b)}, nb::find(p));
+      }, "buffer"_a, "rows"_a, "The first rows of a buffer as a writable view.")
+      .def("embedding", [](BoundProgram& p, const PackedMatrix& table, float scale, int out) {
+        p.check_buffer(out);
+        if (table.matrix.n < p.vocab() || (p.dim(out) + GROUP - 1) / GROUP * GROUP != table.matrix.k) throw std::invalid_argument("the table does not fit");
+        p.matrices.push_back(table);
+        p.embedding(table.matrix, scale, out);
+      }, "table"_a, "scale"_a, "out"_a)
+      .def("rms_norm", [](BoundProgram& p, int x, Array1<float> weight, float eps, float weight_offset, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        p.rms_norm(x, p.keep(weight, p.dim(x)), eps, weight_offset, out);
+      }, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "out"_a)
+      .def("linear", [](BoundProgram& p, int x, const PackedMatrix& w, std::optional<Array1<float>> bias, int residual, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        if (residual >= 0) p.check_buffer(residual);
+        p.matrices.push_back(w);
+        p.linear(x, w.matrix, bias ? p.keep(*bias, w.matrix.n) : nullptr, residual, out);
+      }, "x"_a, "w"_a, "bias"_a.none(), "residual"_a, "out"_a)
+      .def("rope_angles", [](BoundProgram& p, std::vector<double> frequencies, float magnitude, int out) {
+        p.check_buffer(out);
+        if (p.dim(out) != 2 * (int64_t)frequencies.size()) throw std::invalid_argument("angles take two values a frequency");
+        p.rope_angles(std::move(frequencies), magnitude, out);
+      }, "frequencies"_a, "magnitude"_a, "out"_a)
+      .def("rope", [](BoundProgram& p, int x, int heads, int head_dim, int dim, bool interleaved, int angles) {
+        p.check_buffer(x), p.check_buffer(angles);
+        if (heads <= 0 || dim <= 0 || dim % 2 || dim > head_dim || (int64_t)heads * head_dim != p.dim(x) || p.dim(angles) != dim)
+          throw std::invalid_argument("heads and angles do not fit the buffer");
+        p.rope(x, heads, head_dim, dim, interleaved, angles);
+      }, "x"_a, "heads"_a, "head_dim"_a, "dim"_a, "interleaved"_a, "angles"_a)
+      .def("kv_store", [](BoundProgram& p, int k, int v, int layer) {
+        p.check_buffer(k), p.check_buffer(v);
+        p.kv_store(k, v, layer);
+      }, "k"_a, "v"_a, "layer"_a)
+      .def("attention", [](BoundProgram& p, int q, int heads, float scale, int window, float softcap, int layer, int out) {
+        p.check_buffer(q), p.check_buffer(out);
+        p.attention(q, heads, scale, window, softcap, layer, out);
+      }, "q"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a, "out"_a)
+      .def("silu_mul", [](BoundProgram& p, int gate, int up, int out) {
+        p.check_buffer(gate), p.check_buffer(up), p.check_buffer(out);
+        p.silu_mul(gate, up, out);
+      }, "gate"_a, "up"_a, "out"_a)
+      .def("add", [](BoundProgram& p, int a, int b, int out) {
+        p.check_buffer(a), p.check_buffer(b), p.check_buffer(out);
+        p.add(a, b, out);
+      }, "a"_a, "b"_a, "out"_a)
+      .def("gather_logit_rows", [](BoundProgram& p, int x, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        p.gather_logit_rows(x, out);
+      }, "x"_a, "out"_a)
+      .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1,
+           "Run one step; releases the GIL.")
+      .def_prop_ro("calls", &BoundProgram::calls)
+      .def_prop_ro("nbytes", &BoundProgram::bytes)
+      .def("set_timing", &BoundProgram::set_timing, "on"_a)
+      .def("timings", &BoundProgram::timings);
+
+  nb::class_<Sampler>(m, "Sampler")
+      .def("__init__", [](Sampler* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, int64_t vocab) {
+        new (self) Sampler(std::move(pool), kernels_for(isa), vocab);
+      }, "pool"_a, "isa"_a, "vocab"_a)
+      .def("run", &run_sampler, "logits"_a, "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "position"_a,
+           "num_top"_a, "target"_a, "out_tokens"_a, "out_logprobs"_a, "out_top_tokens"_a, "out_top_logprobs"_a,
+           "frequency_penalty"_a.none() = nb::none(), "presence_penalty"_a.none() = nb::none(), "repetition_penalty"_a.none() = nb::none(),
+           "prompt_tokens"_a.none() = nb::none(), "prompt_offsets"_a.none() = nb::none(), "output_tokens"_a.none() = nb::none(),
+           "output_offsets"_a.none() = nb::none(), "bias_tokens"_a.none() = nb::none(), "bias_values"_a.none() = nb::none(),
+           "bias_offsets"_a.none() = nb::none(), "Sample rows of logits, which are overwritten; releases the GIL.");
+}

@@ -1,0 +1,157 @@
+// The kernels' common vocabulary: weight layouts, buffers, and the table of functions that each instruction set fills.
+//
+// Rules that make a row's bits independent of everything but the row (docs/architecture.md, "Same bytes"):
+// each output element is reduced in one fixed order over K; no order depends on the number of rows, the tile or the
+// thread; tails run the main loop's operations on zeros; no libm, no contraction by the compiler.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Inline helpers must never survive as a function of their own: the linker would keep one copy for all instruction sets.
+#define TT_INLINE inline __attribute__((always_inline))
+
+namespace tt {
+
+constexpr int GROUP = 32;        // values of K that share a quantization scale
+constexpr int PANEL = 16;        // output columns packed together, one per vector lane
+constexpr int SEGMENT = 256;     // positions whose attention is computed afresh and then merged, absolute borders
+constexpr int TILE = 16;         // positions of K stored side by side, one per vector lane
+
+// Packed weight layouts. A matrix [N, K] is cut into panels of 16 output columns (the last one padded with zeros); a
+// panel is a run of K-groups streamed in order.
+enum class Layout : int32_t {
+  Q4_ZERO8,  // per group: 256 B nibbles, 16 f16 scales; w = d * (q - 8)
+  Q4_MIN,    // per group: 256 B nibbles, 16 f16 scales, 16 f16 minima; w = d * q + m
+  Q8,        // per group: 512 B bytes, 16 f16 scales; w = d * (q - 128)
+  BF16,      // [K/2][16][2] bfloat16
+  F16,       // [K][16] half
+  F32,       // [K][16] single
+};
+TT_INLINE bool is_integer(Layout l) { return l == Layout::Q4_ZERO8 || l == Layout::Q4_MIN || l == Layout::Q8; }
+
+// Bytes of one panel for 32 values of K.
+TT_INLINE size_t group_bytes(Layout l) {
+  switch (l) {
+    case Layout::Q4_ZERO8: return 256 + 32;
+    case Layout::Q4_MIN: return 256 + 64;
+    case Layout::Q8: return 512 + 32;
+    case Layout::BF16: case Layout::F16: return 1024;
+    case Layout::F32: return 2048;
+  }
+  return 0;
+}
+
+struct Matrix {
+  Layout layout;
+  int64_t n, k;       // k counts padded values for the float layouts too: a multiple of 32
+  const uint8_t* data;
+  TT_INLINE int64_t panels() const { return (n + PANEL - 1) / PANEL; }
+  TT_INLINE size_t panel_bytes() const { return (size_t)(k / GROUP) * group_bytes(layout); }
+};
+
+// Activations of T rows. `f` [T, dim] single; `q` [T, dim] int8 with, per group of 32: `scale`, `sum` (of the int8
+// values) and `dsum` = scale * sum. A quantized value is x ~ scale * q, q = round(x * 127 / max|x|).
+struct Activation {
+  int64_t dim = 0;
+  float* f = nullptr;
+  int8_t* q = nullptr;
+  float* scale = nullptr;
+  float* dsum = nullptr;
+  int32_t* sum = nullptr;
+};
+
+enum class KvType : int32_t { BF16, F32 };
+
+// One layer's keys and values. Block b, kv head h. Keys of 16 positions stand side by side, so that scores of 16
+// positions are one vector; values of two positions stand in pairs. bfloat16: K [head_dim/2][16][2] per tile of 16
+// positions, V [8][head_dim][2]; float32: K [head_dim][16], V [16][head_dim].
+struct KvLayer {
+  KvType type;
+  uint8_t* k;
+  uint8_t* v;
+  int32_t heads, head_dim, block_size;
+  TT_INLINE size_t element() const { return type == KvType::BF16 ? 2 : 4; }
+  TT_INLINE size_t tile_bytes() const { return (size_t)TILE * head_dim * element(); }
+  TT_INLINE size_t head_bytes() const { return tile_bytes() * (block_size / TILE); }
+  TT_INLINE size_t block_bytes() const { return head_bytes() * heads; }
+};
+
+// What one step computes: S sequences with T new tokens (engine/batch.py describes the arrays).
+struct StepView {
+  int64_t tokens, sequences, logit_rows, table_width;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* row_starts;
+  const int32_t* block_tables;
+  const int32_t* logit_row_ids;
+  const int32_t* row_sequence;  // [T], the sequence each row belongs to
+};
+
+struct AttentionArgs {
+  const float* q;  // [T, heads * head_dim]
+  int32_t heads;
+  float scale;
+  int32_t window;   // 0: unlimited; else a query sees itself and window - 1 positions before
+  float softcap;    // 0: none
+};
+
+struct SampleArgs {
+  int64_t rows, vocab;
+  float* logits;  // [rows, vocab], overwritten
+  const float *temperature, *top_p, *min_p;
+  const int32_t* top_k;
+  const uint64_t* seed;
+  const int32_t *choice, *position, *num_top, *target;
+  const float *frequency, *presence, *repetition;               // [rows] or null
+  const int32_t *prompt_tokens, *prompt_offsets;                // ragged or null
+  const int32_t *output_tokens, *output_offsets;
+  const int32_t *bias_tokens, *bias_offsets;
+  const float* bias_values;
+  int64_t top_width;
+  int32_t* out_token;        // [rows]
+  float* out_logprob;        // [rows]
+  int32_t* out_top_token;    // [rows, top_width]
+  float* out_top_logprob;
+};
+
+struct Kernels {
+  const char* isa;
+  // Rows [row0, row1) times panels [panel0, panel1) of W: out = x W^T (+ bias) (+ residual). out and residual may be the same.
+  void (*matmul)(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1,
+                 const float* bias, const float* residual, float* out);
+  // One row of W as `dim` floats (the layout's k may be padded).
+  void (*dequantize_row)(const Matrix& w, int64_t row, int64_t dim, float* out);
+  // x[32 * groups] -> q, scale, sum, dsum.
+  void (*quantize)(const float* x, int64_t groups, int8_t* q, float* scale, float* dsum, int32_t* sum);
+  // out = x / rms(x) * (weight + weight_offset) over n values (the offset is Gemma's 1).
+  void (*rms_norm)(const float* x, const float* weight, float eps, float weight_offset, int64_t n, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
+  void (*add)(const float* a, const float* b, int64_t n, float* out);
+  // Rotate `heads` heads of one row in place; cos and sin have dim/2 values.
+  void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t dim, bool interleaved, const float* cos, const float* sin);
+  // Write one row's keys and values at an offset of a block. `last`: no later position of the sequence is stored yet.
+  void (*kv_store)(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset, bool last);
+  // Query rows [row0, row1) of one sequence (ATTENTION_TOKENS at most), all query heads of one kv head, over the
+  // segments [segment0, segment1). Merged in ascending order into `out` [T, heads * head_dim] when `partial` is null;
+  // else the fresh parts go to partial[(segment - segment0)][query head][2 + head_dim] as (maximum, sum, weighted values).
+  void (*attention)(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0,
+                    int64_t row1, int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial,
+                    float* out);
+  // Merge `segments` parts of one query head, `stride` floats apart.
+  void (*attention_merge)(const float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
+  void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
+};
+
+constexpr int ATTENTION_TOKENS = 16;  // query tokens that one attention task takes at most
+size_t attention_scratch_bytes(int32_t heads, int32_t kv_heads, int32_t head_dim);
+size_t sample_scratch_bytes(int64_t vocab);
+
+const Kernels* kernels_portable();
+#ifdef TT_X86
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_bf16();
+#endif
+
+}  // namespace tt

@@ -1,0 +1,34 @@
+// The table of one instruction set's kernels.
+#include "kernels/kernels.h"
+
+#define TT_CONCAT_(a, b) a##b
+#define TT_CONCAT(a, b) TT_CONCAT_(a, b)
+#define TT_STRING_(a) #a
+#define TT_STRING(a) TT_STRING_(a)
+
+namespace tt {
+namespace TT_ISA {
+
+void matmul(const Matrix&, const Activation&, int64_t, int64_t, int64_t, int64_t, const float*, const float*, float*);
+void dequantize_row(const Matrix&, int64_t, int64_t, float*);
+void quantize(const float*, int64_t, int8_t*, float*, float*, int32_t*);
+void rms_norm(const float*, const float*, float, float, int64_t, float*);
+void silu_mul(const float*, const float*, int64_t, float*);
+void add(const float*, const float*, int64_t, float*);
+void rope(float*, int32_t, int32_t, int32_t, bool, const float*, const float*);
+void kv_store(const KvLayer&, const float*, const float*, int32_t, int32_t, bool);
+void attention(const KvLayer&, const AttentionArgs&, const StepView&, int64_t, int64_t, int64_t, int32_t, int64_t,
+               int64_t, uint8_t*, float*, float*);
+void attention_merge(const float*, int64_t, int64_t, int32_t, float*);
+void sample_row(const SampleArgs&, int64_t, uint8_t*);
+
+}  // namespace TT_ISA
+
+const Kernels* TT_CONCAT(kernels_, TT_ISA)() {
+  using namespace TT_ISA;
+  static const Kernels table = {TT_STRING(TT_ISA), matmul, dequantize_row, quantize, rms_norm, silu_mul, add, rope,
+                                kv_store, attention, attention_merge, sample_row};
+  return &table;
+}
+
+}  // namespace tt

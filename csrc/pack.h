@@ -1,0 +1,20 @@
+// Weights as files store them, packed into the kernels' layouts.
+#pragma once
+
+#include <string>
+
+#include "kernels/kernels.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace tt {
+
+// The layout a stored format is packed into; throws std::invalid_argument for a format that has none.
+Layout layout_of(const std::string& format);
+// Bytes that [n, k] values take in a stored format; throws std::invalid_argument when k does not divide into its blocks.
+size_t stored_bytes(const std::string& format, int64_t n, int64_t k);
+size_t packed_bytes(Layout layout, int64_t n, int64_t k);
+// `data` holds stored_bytes(format, n, k) bytes, row-major.
+Matrix pack(Arena& arena, ThreadPool& pool, const std::string& format, const uint8_t* data, int64_t n, int64_t k);
+
+}  // namespace tt

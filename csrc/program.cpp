@@ -1,0 +1,389 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "math64.h"
+
+namespace tt {
+
+namespace {
+
+constexpr int64_t ROW_BLOCK = 126;  // rows of a matrix product whose activations stay in the second-level cache
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+size_t buffer_bytes(int64_t rows, int64_t dim, bool quantized) {
+  size_t bytes = round_up((size_t)rows * dim * 4, 64);
+  if (quantized) bytes += round_up((size_t)rows * dim, 64) + 3 * round_up((size_t)rows * (dim / GROUP) * 4, 64);
+  return bytes + 64;
+}
+
+// Scores, running parts, six fresh parts, weights and queries of one attention task.
+size_t attention_scratch(int64_t rows, int64_t head_dim) {
+  return (size_t)(rows * SEGMENT + (rows + 8) * (head_dim + 2)) * 4 + (size_t)rows * (SEGMENT + head_dim) * 4 + 256;
+}
+
+}  // namespace
+
+Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab)
+    : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)), limits_(limits), vocab_(vocab) {
+  if (limits.tokens <= 0 || limits.sequences <= 0 || limits.logit_rows <= 0) throw std::invalid_argument("limits must be positive");
+}
+
+int Program::buffer(Rows rows, int64_t dim, bool quantized) {
+  if (dim <= 0 || (quantized && dim % GROUP)) throw std::invalid_argument("quantized buffers need a multiple of 32 values a row");
+  const int64_t n = rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows;
+  Buffer b{rows, {}, Memory(buffer_bytes(n, dim, quantized))};
+  uint8_t* at = b.memory.data();
+  auto take = [&](size_t bytes) {
+    uint8_t* p = at;
+    at += round_up(bytes, 64);
+    return p;
+  };
+  b.activation.dim = dim;
+  b.activation.f = (float*)take((size_t)n * dim * 4);
+  if (quantized) {
+    const size_t groups = (size_t)n * (dim / GROUP) * 4;
+    b.activation.q = (int8_t*)take((size_t)n * dim);
+    b.activation.scale = (float*)take(groups);
+    b.activation.dsum = (float*)take(groups);
+    b.activation.sum = (int32_t*)take(groups);
+  }
+  buffers_.push_back(std::move(b));
+  return (int)buffers_.size() - 1;
+}
+
+size_t Program::bytes() const {
+  size_t n = 0;
+  for (const Buffer& b : buffers_) n += b.memory.size();
+  for (const Memory& m : scratch_) n += m.size();
+  return n;
+}
+
+// A barrier stands before a call that reads what was written, or writes what was read or written, since the last one.
+// Layers of the cache count as buffers below -1.
+Program::Call& Program::push(Kind kind, std::vector<int> reads, std::vector<int> writes) {
+  auto has = [](const std::vector<int>& v, int id) { return std::find(v.begin(), v.end(), id) != v.end(); };
+  for (int id : reads)
+    if (id >= (int)buffers_.size()) throw std::invalid_argument("unknown buffer");
+  Call call{};
+  call.kind = kind;
+  for (int id : reads) call.barrier |= has(dirty_writes_, id);
+  for (int id : writes) call.barrier |= has(dirty_writes_, id) || has(dirty_reads_, id);
+  if (call.barrier) dirty_reads_.clear(), dirty_writes_.clear();
+  dirty_reads_.insert(dirty_reads_.end(), reads.begin(), reads.end());
+  dirty_writes_.insert(dirty_writes_.end(), writes.begin(), writes.end());
+  calls_.push_back(std::move(call));
+  counters_.reset();
+  return calls_.back();
+}
+
+void Program::embedding(const Matrix& table, float scale, int out) {
+  Call& c = push(Kind::EMBEDDING, {}, {out});
+  c.w = table, c.a = scale, c.out = out;
+}
+
+void Program::rms_norm(int x, const float* weight, float eps, float weight_offset, int out) {
+  Call& c = push(Kind::RMS_NORM, {x}, {out});
+  c.x = x, c.weight = weight, c.a = eps, c.b = weight_offset, c.out = out;
+}
+
+void Program::linear(int x, const Matrix& w, const float* bias, int residual, int out) {
+  const Activation& in = buffers_.at(x).activation;
+  if ((in.dim + GROUP - 1) / GROUP * GROUP != w.k || buffers_.at(out).activation.dim != w.n)
+    throw std::invalid_argument("the matrix does not fit its buffers");
+  if (buffers_[x].rows != buffers_[out].rows) throw std::invalid_argument("input and output have different rows");
+  if (is_integer(w.layout) && !in.q) throw std::invalid_argument("integer weights need a quantized input");
+  if (buffers_.at(out).activation.q) throw std::invalid_argument("a product's output cannot be quantized in place");
+  if (x == out) throw std::invalid_argument("a product cannot write its own input");
+  std::vector<int> reads{x};
+  if (residual >= 0) reads.push_back(residual);
+  Call& c = push(Kind::LINEAR, reads, {out});
+  c.x = x, c.y = residual, c.w = w, c.weight = bias, c.out = out;
+}
+
+void Program::rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out) {
+  Call& c = push(Kind::ANGLES, {}, {out});
+  c.frequencies = std::move(inverse_frequencies), c.a = magnitude, c.out = out;
+}
+
+void Program::rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles) {
+  Call& c = push(Kind::ROPE, {angles}, {x});
+  c.x = x, c.y = angles, c.i0 = heads, c.i1 = head_dim, c.i2 = dim, c.flag = interleaved;
+}
+
+void Program::kv_store(int k, int v, int layer) {
+  if (layer < 0 || layer >= kv_->layers()) throw std::invalid_argument("no such layer in the KV cache");
+  Call& c = push(Kind::KV_STORE, {k, v}, {-2 - layer});
+  c.x = k, c.y = v, c.layer = layer;
+}
+
+void Program::attention(int q, int heads, float scale, int window, float softcap, int layer, int out) {
+  if (layer < 0 || layer >= kv_->layers()) throw std::invalid_argument("no such layer in the KV cache");
+  if (heads <= 0 || heads % kv_->heads()) throw std::invalid_argument("query heads must be a multiple of the KV heads");
+  heads_ = std::max(heads_, heads);
+  auto set = [&](Call& c) {
+    c.x = q, c.i0 = heads, c.i1 = window, c.a = scale, c.b = softcap, c.layer = layer, c.out = out;
+  };
+  set(push(Kind::ATTENTION, {q, -2 - layer}, {out}));
+  // Long contexts of few sequences are split over threads; then the parts are merged in a second call.
+  set(push(Kind::MERGE, {out}, {out}));
+  // Heads whose values do not fill whole quantization groups are quantized when all heads of a row are there.
+  calls_.back().flag = buffers_.at(out).activation.q && (heads / kv_->heads() * kv_->head_dim()) % GROUP;
+  calls_[calls_.size() - 2].flag = calls_.back().flag;
+  scratch_.clear();
+}
+
+void Program::silu_mul(int gate, int up, int out) {
+  Call& c = push(Kind::SILU_MUL, {gate, up}, {out});
+  c.x = gate, c.y = up, c.out = out;
+}
+
+void Program::add(int a, int b, int out) {
+  Call& c = push(Kind::ADD, {a, b}, {out});
+  c.x = a, c.y = b, c.out = out;
+}
+
+void Program::gather_logit_rows(int x, int out) {
+  Call& c = push(Kind::GATHER, {x}, {out});
+  c.x = x, c.out = out;
+}
+
+void Program::check(const StepView& s) const {
+  auto fail = [](const std::string& what) { throw std::invalid_argument("step: " + what); };
+  if (s.tokens < 1 || s.tokens > limits_.tokens) fail("number of tokens out of range");
+  if (s.sequences < 1 || s.sequences > limits_.sequences) fail("number of sequences out of range");
+  if (s.logit_rows < 0 || s.logit_rows > limits_.logit_rows) fail("number of logit rows out of range");
+  if (s.row_starts[0] != 0 || s.row_starts[s.sequences] != s.tokens) fail("row_starts do not cover the tokens");
+  for (int64_t q = 0; q < s.sequences; ++q) {
+    const int64_t a = s.row_starts[q], b = s.row_starts[q + 1];
+    if (a >= b) fail("a sequence has no tokens");
+    for (int64_t t = a; t < b; ++t) {
+      if (s.token_ids[t] < 0 || s.token_ids[t] >= vocab_) fail("token id out of range");
+      if (s.positions[t] < 0 || (t > a && s.positions[t] != s.positions[t - 1] + 1)) fail("positions must ascend by one");
+    }
+    const int64_t blocks = s.positions[b - 1] / kv_->block_size() + 1;
+    if (blocks > s.table_width) fail("block table too short");
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int32_t block = s.block_tables[q * s.table_width + i];
+      if (block < 0 || block >= kv_->blocks()) fail("block out of range");
+    }
+  }
+  for (int64_t i = 0; i < s.logit_rows; ++i)
+    if (s.logit_row_ids[i] < 0 || s.logit_row_ids[i] >= s.tokens) fail("logit row out of range");
+}
+
+// Cut the step's attention into tasks, the same for every layer; the longest first, so that the last ones are short.
+void Program::plan(const StepView& s) {
+  attention_tasks_.clear();
+  merge_tasks_.clear();
+  if (!heads_) return;
+  const int32_t kv_heads = kv_->heads();
+  const int64_t part = kv_->head_dim() + 2;
+  int64_t floats = 0;
+  const bool few = s.sequences * kv_heads < 4 * pool_->size();
+  for (int64_t q = 0; q < s.sequences; ++q) {
+    const int64_t a = s.row_starts[q], b = s.row_starts[q + 1];
+    const int64_t segments = s.positions[b - 1] / SEGMENT + 1;
+    if (b - a == 1 && few && segments > 1) {
+      merge_tasks_.push_back({a, segments, floats});
+      for (int64_t g = 0; g < segments; ++g)
+        for (int32_t h = 0; h < kv_heads; ++h) attention_tasks_.push_back({q, a, b, h, g, g + 1, floats + g * heads_ * part});
+      floats += segments * heads_ * part;
+      continue;
+    }
+    for (int64_t r = a; r < b; r += ATTENTION_TOKENS) {
+      const int64_t end = std::min(r + ATTENTION_TOKENS, b);
+      for (int32_t h = 0; h < kv_heads; ++h)
+        attention_tasks_.push_back({q, r, end, h, 0, s.positions[end - 1] / SEGMENT + 1, -1});
+    }
+  }
+  std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const AttentionTask& x, const AttentionTask& y) {
+    return (x.segment1 - x.segment0) * (x.row1 - x.row0) > (y.segment1 - y.segment0) * (y.row1 - y.row0);
+  });
+  if ((int64_t)partials_.size() < floats) partials_.resize((size_t)floats);
+}
+
+void Program::run(const StepView& step, int only) {
+  check(step);
+  if (only >= (int)calls_.size()) throw std::invalid_argument("no such call");
+  plan(step);
+  if (!counters_) {
+    num_counters_ = calls_.size();
+    counters_ = std::make_unique<Counter[]>(num_counters_);
+  }
+  for (size_t i = 0; i < num_counters_; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  if (scratch_.empty()) {
+    const size_t bytes = attention_scratch((int64_t)ATTENTION_TOKENS * std::max(1, heads_ / kv_->heads()), kv_->head_dim());
+    for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(bytes);
+  }
+  const size_t first = only < 0 ? 0 : (size_t)only, last = only < 0 ? calls_.size() : (size_t)only + 1;
+  pool_->run([&](int thread) {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point start;
+    bool owed = false;  // a skipped merge's barrier: later ones were planned as if it had been there
+    for (size_t i = first; i < last; ++i) {
+      owed |= calls_[i].barrier && i > first;
+      if (calls_[i].kind == Kind::MERGE && merge_tasks_.empty() && !calls_[i].flag) continue;
+      if (owed) pool_->barrier();
+      owed = false;
+      if (timing_ && thread == 0) start = Clock::now();
+      execute(i, step, thread);
+      if (timing_) {
+        pool_->barrier();
+        if (thread == 0) calls_[i].seconds += std::chrono::duration<double>(Clock::now() - start).count();
+      }
+    }
+  });
+}
+
+std::vector<std::pair<std::string, double>> Program::timings() const {
+  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "silu_mul", "add", "gather"};
+  std::vector<std::pair<std::string, double>> out;
+  for (const Call& c : calls_) {
+    std::string name = names[(int)c.kind];
+    if (c.kind == Kind::LINEAR) name += " " + std::to_string(c.w.n) + "x" + std::to_string(c.w.k);
+    out.emplace_back(name, c.seconds);
+  }
+  return out;
+}
+
+template <class F> void Program::each_row(size_t index, int64_t rows, int64_t grain, F&& body) {
+  auto& next = counters_[index].next;
+  for (int64_t r; (r = next.fetch_add(grain, std::memory_order_relaxed)) < rows;)
+    for (int64_t i = r; i < std::min(r + grain, rows); ++i) body(i);
+}
+
+// The int8 twin of values [from, from + count) of a row, where the buffer has one.
+void Program::quantize_row(const Buffer& b, int64_t row, int64_t from, int64_t count) const {
+  const Activation& a = b.activation;
+  if (!a.q) return;
+  const int64_t group = (row * a.dim + from) / GROUP;
+  kernels_->quantize(a.f + row * a.dim + from, count / GROUP, a.q + row * a.dim + from, a.scale + group, a.dsum + group, a.sum + group);
+}
+
+void Program::execute(size_t index, const StepView& s, int thread) {
+  const Call& c = calls_[index];
+  const Kernels& k = *kernels_;
+  const Buffer* out = c.out >= 0 ? &buffers_[c.out] : nullptr;
+  auto at = [&](int id, int64_t row) { return buffers_[id].activation.f + row * buffers_[id].activation.dim; };
+  const int64_t dim = out ? out->activation.dim : 0;
+  const int64_t rows = out ? count(out->rows, s) : s.tokens;
+  const int64_t grain = std::clamp<int64_t>(rows / (4 * pool_->size()), 1, 16);
+  switch (c.kind) {
+    case Kind::EMBEDDING:
+      each_row(index, rows, grain, [&](int64_t r) {
+        float* o = at(c.out, r);
+        k.dequantize_row(c.w, s.token_ids[r], dim, o);
+        if (c.a != 1.0f) for (int64_t i = 0; i < dim; ++i) o[i] *= c.a;
+        quantize_row(*out, r, 0, dim);
+      });
+      break;
+    case Kind::RMS_NORM:
+      each_row(index, rows, grain, [&](int64_t r) {
+        k.rms_norm(at(c.x, r), c.weight, c.a, c.b, dim, at(c.out, r));
+        quantize_row(*out, r, 0, dim);
+      });
+      break;
+    case Kind::SILU_MUL:
+    case Kind::ADD:
+      each_row(index, rows, grain, [&](int64_t r) {
+        (c.kind == Kind::ADD ? k.add : k.silu_mul)(at(c.x, r), at(c.y, r), dim, at(c.out, r));
+        quantize_row(*out, r, 0, dim);
+      });
+      break;
+    case Kind::GATHER:
+      each_row(index, rows, grain, [&](int64_t r) {
+        std::memcpy(at(c.out, r), at(c.x, s.logit_row_ids[r]), (size_t)dim * 4);
+        quantize_row(*out, r, 0, dim);
+      });
+      break;
+    case Kind::ANGLES: {
+      const int64_t n = (int64_t)c.frequencies.size();
+      each_row(index, rows, grain, [&](int64_t r) {
+        float *cosine = at(c.out, r), *sine = cosine + n;
+        for (int64_t i = 0; i < n; ++i) {
+          double sn, cs;
+          sincos64((double)s.positions[r] * c.frequencies[i], &sn, &cs);
+          cosine[i] = (float)cs * c.a;
+          sine[i] = (float)sn * c.a;
+        }
+      });
+      break;
+    }
+    case Kind::ROPE:
+      each_row(index, s.tokens, grain, [&](int64_t r) {
+        const float* angles = at(c.y, r);
+        k.rope(at(c.x, r), c.i0, c.i1, c.i2, c.flag, angles, angles + c.i2 / 2);
+      });
+      break;
+    case Kind::KV_STORE: {
+      const KvLayer kv = kv_->layer(c.layer);
+      each_row(index, s.tokens, grain, [&](int64_t r) {
+        const int64_t q = s.row_sequence[r];
+        const int32_t position = s.positions[r];
+        k.kv_store(kv, at(c.x, r), at(c.y, r), s.block_tables[q * s.table_width + position / kv.block_size],
+                   position % kv.block_size, r + 1 == s.row_starts[q + 1]);
+      });
+      break;
+    }
+    case Kind::ATTENTION: {
+      const KvLayer kv = kv_->layer(c.layer);
+      const AttentionArgs args{buffers_[c.x].activation.f, c.i0, c.a, c.i1, c.b};
+      const int32_t group = c.i0 / kv.heads;
+      auto& next = counters_[index].next;
+      const int64_t n = (int64_t)attention_tasks_.size();
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+        const AttentionTask& t = attention_tasks_[i];
+        k.attention(kv, args, s, t.sequence, t.row0, t.row1, t.kv_head, t.segment0, t.segment1, scratch_[thread].data(),
+                    t.partial < 0 ? nullptr : partials_.data() + t.partial, out->activation.f);
+        if (t.partial < 0 && !c.flag)
+          for (int64_t r = t.row0; r < t.row1; ++r)
+            quantize_row(*out, r, (int64_t)t.kv_head * group * kv.head_dim, (int64_t)group * kv.head_dim);
+      }
+      break;
+    }
+    case Kind::MERGE: {
+      const int64_t part = kv_->head_dim() + 2;
+      auto join = [&](const MergeTask& t) {
+        for (int32_t h = 0; h < c.i0; ++h)
+          k.attention_merge(partials_.data() + t.partial + h * part, t.segments, c.i0 * part, kv_->head_dim(),
+                            at(c.out, t.row) + (int64_t)h * kv_->head_dim());
+        if (!c.flag) quantize_row(*out, t.row, 0, dim);
+      };
+      if (!c.flag) {
+        each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) { join(merge_tasks_[i]); });
+        break;
+      }
+      each_row(index, rows, grain, [&](int64_t r) {
+        for (const MergeTask& t : merge_tasks_)
+          if (t.row == r) join(t);
+        quantize_row(*out, r, 0, dim);
+      });
+      break;
+    }
+    case Kind::LINEAR: {
+      if (!rows) break;
+      const Activation& x = buffers_[c.x].activation;
+      const float* residual = c.y >= 0 ? buffers_[c.y].activation.f : nullptr;
+      const int64_t panels = c.w.panels();
+      // Enough tasks for balance, each a run of at least four panels.
+      const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+      int64_t chunk = panels / (8 * pool_->size());
+      chunk = std::clamp<int64_t>(chunk / 4 * 4, 4, 64);
+      const int64_t chunks = (panels + chunk - 1) / chunk;
+      auto& next = counters_[index].next;
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks * row_blocks;) {
+        const int64_t p0 = i % chunks * chunk, r0 = i / chunks * ROW_BLOCK;
+        k.matmul(c.w, x, r0, std::min(r0 + ROW_BLOCK, rows), p0, std::min(p0 + chunk, panels), c.weight, residual, out->activation.f);
+      }
+      break;
+    }
+  }
+}
+
+}  // namespace tt

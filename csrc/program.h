@@ -1,0 +1,116 @@
+// A recorded forward pass: a flat list of kernel calls over buffers sized when it was built, run by one call a step.
+//
+// All threads walk the list together. A call's work is cut into tasks that threads take from a counter, so a disturbed
+// core does not stall a step; threads meet at a barrier only where a call needs what earlier ones have written. Neither
+// the cut nor the thread changes any bit of the result (see kernels/kernels.h).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kv_cache.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace tt {
+
+enum class Rows : int32_t { TOKENS, LOGITS };
+
+struct Limits {
+  int64_t tokens, sequences, logit_rows;
+};
+
+class Program {
+ public:
+  Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab);
+
+  // Buffers are named by small integers. `quantized` ones also carry their values as int8 groups, written with them.
+  int buffer(Rows rows, int64_t dim, bool quantized);
+
+  void embedding(const Matrix& table, float scale, int out);
+  void rms_norm(int x, const float* weight, float eps, float weight_offset, int out);
+  void linear(int x, const Matrix& w, const float* bias, int residual, int out);  // residual -1: none
+  void rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out);  // out [tokens, 2 * n]: cos, sin
+  void rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles);     // in place
+  void kv_store(int k, int v, int layer);
+  void attention(int q, int heads, float scale, int window, float softcap, int layer, int out);
+  void silu_mul(int gate, int up, int out);
+  void add(int a, int b, int out);
+  void gather_logit_rows(int x, int out);
+
+  // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
+  void run(const StepView& step, int only = -1);
+  int64_t calls() const { return (int64_t)calls_.size(); }
+  float* data(int buffer) const { return buffers_[buffer].activation.f; }
+  int64_t dim(int buffer) const { return buffers_[buffer].activation.dim; }
+  int64_t max_rows(int buffer) const { return buffers_[buffer].rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows; }
+  int64_t vocab() const { return vocab_; }
+  size_t bytes() const;
+  const Kernels* kernels() const { return kernels_; }
+  // Seconds spent in each call over the last runs, when timing is on (thread 0's view).
+  void set_timing(bool on) { timing_ = on; }
+  std::vector<std::pair<std::string, double>> timings() const;
+  void check(const StepView& step) const;
+
+ private:
+  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER };
+
+  struct Buffer {
+    Rows rows;
+    Activation activation;
+    Memory memory;
+  };
+  struct Call {
+    Kind kind;
+    int x = -1, y = -1, out = -1;
+    Matrix w{};
+    const float* weight = nullptr;
+    float a = 0, b = 0;
+    int i0 = 0, i1 = 0, i2 = 0, i3 = 0, layer = -1;
+    bool flag = false;
+    std::vector<double> frequencies;
+    bool barrier = false;  // threads meet before this call
+    double seconds = 0;
+  };
+  struct AttentionTask {
+    int64_t sequence, row0, row1;
+    int32_t kv_head;
+    int64_t segment0, segment1, partial;  // partial: offset in floats, -1 when merged on the spot
+  };
+  struct MergeTask {
+    int64_t row, segments, partial;
+  };
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next{0};
+  };
+
+  Call& push(Kind kind, std::vector<int> reads, std::vector<int> writes);
+  void plan(const StepView& step);
+  void execute(size_t index, const StepView& step, int thread);
+  void quantize_row(const Buffer& b, int64_t row, int64_t from, int64_t count) const;
+  int64_t count(Rows rows, const StepView& step) const { return rows == Rows::TOKENS ? step.tokens : step.logit_rows; }
+  template <class F> void each_row(size_t index, int64_t rows, int64_t grain, F&& body);
+
+  std::shared_ptr<ThreadPool> pool_;
+  const Kernels* kernels_;
+  std::shared_ptr<KvCache> kv_;
+  Limits limits_;
+  int64_t vocab_;
+  int32_t heads_ = 0;
+  std::vector<Buffer> buffers_;
+  std::vector<Call> calls_;
+  std::vector<int> dirty_reads_, dirty_writes_;  // since the last barrier, while recording
+  std::unique_ptr<Counter[]> counters_;
+  size_t num_counters_ = 0;
+  std::vector<AttentionTask> attention_tasks_;
+  std::vector<MergeTask> merge_tasks_;
+  std::vector<float> partials_;
+  std::vector<Memory> scratch_;  // one a thread
+  bool timing_ = false;
+};
+
+}  // namespace tt
