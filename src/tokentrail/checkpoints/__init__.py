@@ -7,6 +7,7 @@ stored types mean. Knows nothing of kernels, models or text; needs NumPy only.
 
 from tokentrail.checkpoints.dequantize import RUNNABLE_FORMATS, dequantize
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
+from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.model import Checkpoint, ModelConfig, RopeConfig, Tensor, TokenizerSource
 from tokentrail.checkpoints.opening import demo_model_path, open_checkpoint
 
@@ -21,6 +22,7 @@ __all__ = [
     "TokenizerSource",
     "demo_model_path",
     "dequantize",
+    "end_token_ids",
     "open_checkpoint",
     "read_gguf",
 ]

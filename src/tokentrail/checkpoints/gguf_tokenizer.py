@@ -8,9 +8,6 @@ from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import TokenizerSource
 
-CONTROL = 3
-"""GGUF token type of control tokens."""
-
 END_OF_TURN_TEXTS = frozenset(
     {
         "<|im_end|>",
@@ -20,14 +17,14 @@ END_OF_TURN_TEXTS = frozenset(
         "<end_of_turn>",
         "<|endoftext|>",
         "<|end_of_text|>",
-        "<|end_of_sentence|>",
+        "<｜end▁of▁sentence｜>",
         "<end_of_utterance>",
         "<EOT>",
         "_<EOT>",
         "[EOT]",
     }
 )
-"""Control tokens by which well-known chat formats end a turn. Many files name only one of theirs as eos."""
+"""Tokens by which well-known chat formats end a turn. Many files name only one of theirs as eos."""
 
 _PREFIX = "tokenizer.ggml."
 
@@ -74,11 +71,7 @@ def _padding_id(metadata: Metadata, size: int) -> int | None:
 
 
 def end_token_ids(source: TokenizerSource) -> tuple[int, ...]:
-    """All tokens that end an answer, ascending: eos, eot, and control tokens known to end a turn."""
-    ids = {id for id in (source.eos_token_id, source.eot_token_id) if id is not None}
-    if source.token_types is not None:
-        tokens = source.tokens
-        ids.update(
-            int(id) for id in np.flatnonzero(source.token_types == CONTROL) if tokens[id] in END_OF_TURN_TEXTS
-        )
+    """All tokens that end an answer, ascending: eos, eot, and those known to end a turn."""
+    ids = {id for id, text in enumerate(source.tokens) if text in END_OF_TURN_TEXTS}
+    ids.update(id for id in (source.eos_token_id, source.eot_token_id) if id is not None)
     return tuple(sorted(ids))
