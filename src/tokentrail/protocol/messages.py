@@ -55,6 +55,9 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     """Wall-clock second after which the sequence is aborted."""
     trace: str | None = None
     arrival: float = 0.0
+    """Wall-clock second of admission; 0: when it reaches the engine. Orders requests of one priority."""
+    resumed: bool = False
+    """An engine process that died had accepted it already, so the waiting queue's bound does not concern it."""
 
 
 class Abort(msgspec.Struct, tag="abort"):

@@ -1,0 +1,197 @@
+"""From a schedule to the flat arrays of a `Batch`, with as little Python per sequence as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as _Seq
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.engine.batch import Batch, SamplingRows
+from tokentrail.engine.scheduler import Schedule
+from tokentrail.engine.sequence import I32, Sequence
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class BatchBuilder:
+    """Keeps one row of parameters and one block table a running sequence, by slot, and gathers a step's from
+    them.
+
+    The arrays of a `Batch` are valid until the next one is built.
+    """
+
+    def __init__(self, *, max_running: int, max_tokens: int, max_blocks: int) -> None:
+        """`max_blocks`: blocks that one sequence can hold."""
+        self._tables = np.zeros((max_running, max_blocks), np.int32)
+        self._table_lengths = [0] * max_running
+        self._temperature = np.zeros(max_running, np.float32)
+        self._top_p = np.ones(max_running, np.float32)
+        self._min_p = np.zeros(max_running, np.float32)
+        self._top_k = np.zeros(max_running, np.int32)
+        self._seed = np.zeros(max_running, np.uint64)
+        self._choice = np.zeros(max_running, np.int32)
+        self._num_top = np.zeros(max_running, np.int32)
+        self._tokens = np.zeros(max_tokens, np.int32)
+        self._positions = np.zeros(max_tokens, np.int32)
+        self._counting = np.arange(max(max_tokens, max_running) + 1, dtype=np.int32)
+        self._no_target = np.full(max_running, -1, np.int32)
+
+    def _start(self, sequence: Sequence) -> None:
+        """The sequence was given a slot, perhaps another's before."""
+        slot, sampling = sequence.slot, sequence.request.sampling
+        self._temperature[slot] = sampling.temperature
+        self._top_p[slot] = sampling.top_p
+        self._min_p[slot] = sampling.min_p
+        self._top_k[slot] = max(sampling.top_k, 0)
+        self._seed[slot] = (sampling.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
+        self._choice[slot] = sequence.request.choice
+        self._num_top[slot] = sequence.num_top
+        self._tables[slot, : self._table_lengths[slot]] = 0
+        self._tables[slot, : len(sequence.blocks)] = sequence.blocks
+        self._table_lengths[slot] = len(sequence.blocks)
+
+    def build(self, plan: Schedule) -> Batch:
+        """The arrays for one step: shapes and dtypes as `Batch` documents them."""
+        for sequence in plan.started:
+            self._start(sequence)
+        sequences = plan.sequences
+        count = len(sequences)
+        slot_list = [sequence.slot for sequence in sequences]
+        slots = np.array(slot_list, np.intp)
+        width = 1
+        lengths = self._table_lengths
+        for slot, sequence in zip(slot_list, sequences, strict=True):
+            held = len(sequence.blocks)
+            if held != lengths[slot]:
+                self._tables[slot, lengths[slot] : held] = sequence.blocks[lengths[slot] :]
+                lengths[slot] = held
+            if held > width:  # noqa: PLR1730 (max() costs more, and this runs for every token)
+                width = held
+        tables = self._tables[slots, :width]
+
+        if plan.num_tokens == count and plan.decodes == count:
+            tokens = self._tokens[:count]
+            tokens[:] = [sequence.tokens[sequence.num_computed] for sequence in sequences]
+            positions = self._positions[:count]
+            positions[:] = [sequence.num_computed for sequence in sequences]
+            return Batch(
+                tokens=tokens,
+                positions=positions,
+                row_starts=self._counting[: count + 1],
+                block_tables=tables,
+                logit_rows=self._counting[:count],
+                sampling=self._rows(
+                    sequences, slots, positions + 1, self._num_top[slots], self._no_target[:count]
+                ),
+            )
+        return self._build_mixed(plan, slots, tables)
+
+    def _build_mixed(self, plan: Schedule, slots: npt.NDArray[np.intp], tables: I32) -> Batch:
+        total = plan.num_tokens
+        tokens, positions = self._tokens[:total], self._positions[:total]
+        row_starts = np.zeros(len(plan.sequences) + 1, np.int32)
+        logit_rows: list[int] = []
+        row_index: list[int] = []
+        num_top: list[int] = []
+        targets: list[int] = []
+        drawing: list[Sequence | None] = []
+        start = 0
+        for index, (sequence, count) in enumerate(zip(plan.sequences, plan.counts, strict=True)):
+            first = sequence.num_computed
+            end = first + count
+            tokens[start : start + count] = sequence.tokens[first:end]
+            positions[start : start + count] = np.arange(first, end)
+            reported = sequence.target_rows(first, end)
+            if reported:
+                rows = len(reported)
+                logit_rows += range(reported.start - first + start, reported.stop - first + start)
+                row_index += [index] * rows
+                num_top += [sequence.request.sampling.prompt_logprobs or 0] * rows
+                targets += sequence.tokens[reported.start + 1 : reported.stop + 1].tolist()
+                drawing += [None] * rows
+            start += count
+            row_starts[index + 1] = start
+            if end == sequence.num_tokens:
+                logit_rows.append(start - 1)
+                row_index.append(index)
+                num_top.append(sequence.num_top)
+                targets.append(-1)
+                drawing.append(sequence)
+        rows_of_tokens = np.array(logit_rows, np.int32)
+        return Batch(
+            tokens=tokens,
+            positions=positions,
+            row_starts=row_starts,
+            block_tables=tables,
+            logit_rows=rows_of_tokens,
+            sampling=self._rows(
+                drawing,
+                slots[np.array(row_index, np.intp)],
+                positions[rows_of_tokens] + 1,
+                np.array(num_top, np.int32),
+                np.array(targets, np.int32),
+            ),
+        )
+
+    def _rows(
+        self,
+        drawing: _Seq[Sequence | None],
+        slots: npt.NDArray[np.intp],
+        position: I32,
+        num_top: I32,
+        target: I32,
+    ) -> SamplingRows:
+        """`drawing` has None for rows that report a prompt token: neither penalties nor biases concern
+        those.
+        """
+        rows = SamplingRows(
+            temperature=self._temperature[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            top_k=self._top_k[slots],
+            seed=self._seed[slots],
+            choice=self._choice[slots],
+            position=position,
+            num_top=num_top,
+            target=target,
+        )
+        if any(sequence is not None and sequence.penalties for sequence in drawing):
+            _add_penalties(rows, drawing)
+        biases = [None if sequence is None else sequence.bias() for sequence in drawing]
+        if any(biases):
+            tokens = [None if bias is None else bias[0] for bias in biases]
+            values = [None if bias is None else bias[1] for bias in biases]
+            rows.bias_tokens, rows.bias_offsets = _ragged(tokens, np.int32)
+            rows.bias_values, _ = _ragged(values, np.float32)
+        return rows
+
+
+def _add_penalties(rows: SamplingRows, drawing: _Seq[Sequence | None]) -> None:
+    count = len(drawing)
+    rows.frequency_penalty = np.zeros(count, np.float32)
+    rows.presence_penalty = np.zeros(count, np.float32)
+    rows.repetition_penalty = np.ones(count, np.float32)
+    prompts: list[I32 | None] = [None] * count
+    outputs: list[I32 | None] = [None] * count
+    for row, sequence in enumerate(drawing):
+        if sequence is None or not sequence.penalties:
+            continue
+        sampling = sequence.request.sampling
+        rows.frequency_penalty[row] = sampling.frequency_penalty
+        rows.presence_penalty[row] = sampling.presence_penalty
+        rows.repetition_penalty[row] = sampling.repetition_penalty
+        outputs[row] = sequence.tokens[sequence.prompt_len : sequence.num_tokens]
+        if sampling.repetition_penalty != 1.0:  # the only one that looks at the prompt
+            prompts[row] = sequence.tokens[: sequence.prompt_len]
+    rows.prompt_tokens, rows.prompt_offsets = _ragged(prompts, np.int32)
+    rows.output_tokens, rows.output_offsets = _ragged(outputs, np.int32)
+
+
+def _ragged(parts: list[npt.NDArray[Scalar] | None], dtype: type[Scalar]) -> tuple[npt.NDArray[Scalar], I32]:
+    """Concatenated parts, and offsets [len(parts) + 1]; None is an empty part."""
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([0 if part is None else len(part) for part in parts], out=offsets[1:])
+    filled = [part for part in parts if part is not None and len(part)]
+    return (np.concatenate(filled) if filled else np.empty(0, dtype)), offsets

@@ -1,0 +1,319 @@
+"""The asyncio client of an engine process: starts it, streams from it, and starts it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
+
+from tokentrail.engine.child import EngineChild
+from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.rejection import error_of
+from tokentrail.engine.supervision import DEATHS_ALLOWED, InFlight, Recovery
+from tokentrail.protocol import (
+    Abort,
+    Delta,
+    EngineDead,
+    EngineInfo,
+    EngineStats,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    Ready,
+    Rejected,
+    RequestMessage,
+    StepOutput,
+    StepRecord,
+    TokentrailError,
+)
+
+logger = logging.getLogger(__name__)
+
+StepListener = Callable[[StepRecord, list[Delta]], None]
+RestartListener = Callable[[], None]
+
+_LONGEST_PAUSE = 30.0
+"""Seconds between two attempts to start an engine that keeps dying."""
+_HEALTHY_AFTER = 60.0
+"""Seconds after which a death no longer counts as one in a row, tokens or not."""
+
+
+class EngineClient:
+    """One engine process, kept alive.
+
+    Requests made while the engine restarts wait for it. Only when it has died three times in a row without a
+    token (`supervision`) do those in flight end with `EngineDead`, and new ones are refused with it at once
+    until one of the further attempts, made at growing intervals, succeeds.
+    """
+
+    def __init__(self, config: EngineConfig, *, runner: str | None = None) -> None:
+        """`runner`: `module:callable` that makes the runner; None: see `loading.create_runner`."""
+        self._config = config
+        self._runner = runner
+        self._info: EngineInfo | None = None
+        self._recovery = Recovery()
+        self._streams: dict[str, asyncio.Queue[Delta | TokentrailError]] = {}
+        self._child: EngineChild | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stats = EngineStats()
+        self._earlier = EngineStats()
+        self._step_listeners: list[StepListener] = []
+        self._restart_listeners: list[RestartListener] = []
+        self._failures = 0
+        self._closing = False
+        self.restarts = 0
+        """Times that a new process took over."""
+
+    # --- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine process and wait until it is ready.
+
+        Raises what kept it from starting: `ModelFileError`, `CapacityError`, `InvalidRequest`, or
+        `EngineDead`.
+        """
+        child, ready = await self._spawn()
+        self._info = ready.info
+        self._take_over(child)
+        self._supervisor = asyncio.create_task(self._supervise(child), name="engine-supervisor")
+
+    async def close(self) -> None:
+        """End the engine process. Streams that somebody still waits for end with `EngineDead`."""
+        self._closing = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
+        for queue in self._streams.values():
+            queue.put_nowait(EngineDead("The engine was shut down."))
+
+    @property
+    def alive(self) -> bool:
+        """An engine process is up and takes requests."""
+        return self._child is not None
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the process that runs now, or ran last. RuntimeError before `start`."""
+        if self._info is None:
+            raise RuntimeError("the engine has not been started")
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the latest step. Counters go on over restarts."""
+        return self._stats
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        """Call `listener(record, deltas)` after each engine step, before the deltas reach their streams."""
+        self._step_listeners.append(listener)
+
+    def add_restart_listener(self, listener: RestartListener) -> None:
+        """Call `listener()` when a new process takes over from one that died, before it is sent anything."""
+        self._restart_listeners.append(listener)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Stream one sequence. Ends after the delta with `finish`; closing the iterator earlier aborts the
+        sequence.
+
+        Raises `Overloaded` when the queue is full, `InvalidRequest` for what the engine cannot compute,
+        `EngineDead`. Deltas that the caller has not taken yet wait; they are bounded by the answer's own
+        length.
+        """
+        if self._closing or self._info is None:
+            raise EngineDead("The engine is not running.")
+        if self._recovery.down:
+            raise EngineDead(
+                "The engine died several times in a row and is being restarted. Try again later."
+            )
+        if request.id in self._streams:
+            raise InvalidRequest(f"A request with id {request.id} is already in the engine.", param="id")
+        if not request.arrival:
+            request = msgspec.structs.replace(request, arrival=time.time())
+        flight = InFlight(request)
+        queue: asyncio.Queue[Delta | TokentrailError] = asyncio.Queue()
+        self._streams[request.id] = queue
+        try:
+            self._send_all(self._recovery.add(flight))
+            while True:
+                item = await queue.get()
+                if isinstance(item, TokentrailError):
+                    raise item
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            del self._streams[request.id]
+            self._drop(flight)
+
+    async def abort(self, ids: Iterable[str]) -> None:
+        """End these sequences. A stream that somebody still listens to ends with `FinishReason.ABORT`."""
+        for id in ids:
+            flight = self._recovery.get(id)
+            if flight is not None:
+                self._drop(flight)
+                self._streams[id].put_nowait(Delta(id, [], [], finish=Finish(FinishReason.ABORT)))
+
+    def _drop(self, flight: InFlight) -> None:
+        """Nobody wants the request any more; the engine is told so if it has it."""
+        if self._recovery.get(flight.request.id) is flight:
+            if flight.sent:
+                self._send(Abort([flight.request.id]))
+            self._send_all(self._recovery.ended(flight))
+
+    def _send_all(self, flights: Iterable[InFlight]) -> None:
+        for flight in flights:
+            self._send(flight.message())
+
+    def _send(self, message: RequestMessage) -> None:
+        if self._child is not None:
+            self._child.send(message)
+
+    # --- what the engine says ----------------------------------------------------------------------
+
+    def _on_step(self, output: StepOutput) -> None:
+        self._stats = _sum_counters(self._earlier, output.stats)
+        # A delta may be on its way when its sequence is aborted; nobody is to see it any more.
+        flights = [(self._recovery.get(delta.id), delta) for delta in output.deltas]
+        deltas = [delta for flight, delta in flights if flight is not None]
+        for listener in self._step_listeners:
+            try:
+                listener(output.record, deltas)
+            except Exception:
+                logger.exception("a step listener failed")
+        for flight, delta in flights:
+            if flight is None:
+                continue
+            flight.deliver(delta)
+            self._streams[delta.id].put_nowait(delta)
+            if delta.token_ids:
+                self._failures = 0
+                self._send_all(self._recovery.progressed(flight))
+            if delta.finish is not None:
+                self._send_all(self._recovery.ended(flight))
+
+    def _on_rejected(self, rejected: Rejected) -> None:
+        flight = self._recovery.get(rejected.id)
+        if flight is not None:
+            self._end(flight, error_of(rejected))
+            self._send_all(self._recovery.ended(flight))
+
+    def _end(self, flight: InFlight, error: TokentrailError) -> None:
+        self._streams[flight.request.id].put_nowait(error)
+
+    async def _listen(self, child: EngineChild) -> None:
+        while True:
+            message = await child.receive()
+            if isinstance(message, StepOutput):
+                self._on_step(message)
+            elif isinstance(message, Rejected):
+                self._on_rejected(message)
+
+    # --- supervision -------------------------------------------------------------------------------
+
+    async def _spawn(self) -> tuple[EngineChild, Ready]:
+        child = await EngineChild.spawn(self._config, self._runner)
+        try:
+            return child, await child.ready()
+        except BaseException:
+            await child.end()
+            raise
+
+    async def _supervise(self, child: EngineChild) -> None:
+        while True:
+            born = time.monotonic()
+            await self._until_death(child)
+            if time.monotonic() - born > _HEALTHY_AFTER:
+                self._failures = 0
+            logger.error("The engine process (pid %d) died: %s. Restarting it.", child.pid, child.exit_status)
+            self._child = None
+            self._earlier = msgspec.structs.replace(self._stats, running=0, waiting=0, blocks_used=0)
+            self._stats = self._earlier
+            self._after_death(f"The engine died {DEATHS_ALLOWED} times in a row ({child.exit_status}).")
+            await child.end()
+            child = await self._restart()
+
+    async def _until_death(self, child: EngineChild) -> None:
+        listening = asyncio.create_task(self._listen(child), name="engine-listener")
+        exiting = asyncio.create_task(child.wait(), name="engine-exit")
+        try:
+            await asyncio.wait({listening, exiting}, return_when=asyncio.FIRST_COMPLETED)
+            if (
+                listening.done() and not exiting.done()
+            ):  # only by an error; the two no longer understand each other
+                logger.error("Lost the engine process; ending it.", exc_info=listening.exception())
+                await child.end()
+        finally:
+            listening.cancel()
+            exiting.cancel()
+
+    async def _restart(self) -> EngineChild:
+        while True:
+            if self._failures >= DEATHS_ALLOWED:
+                await asyncio.sleep(min(2.0 ** (self._failures - DEATHS_ALLOWED), _LONGEST_PAUSE))
+            try:
+                child, ready = await self._spawn()
+            except (TokentrailError, OSError) as error:
+                logger.error("The engine process could not be restarted: %s", error)
+                self._after_death(f"The engine could not be restarted: {error}")
+                continue
+            self.restarts += 1
+            self._check_fingerprint(ready.info)
+            self._info = ready.info
+            for listener in self._restart_listeners:
+                try:
+                    listener()
+                except Exception:
+                    logger.exception("a restart listener failed")
+            self._take_over(child)
+            return child
+
+    def _take_over(self, child: EngineChild) -> None:
+        self._child = child
+        self._send_all(self._recovery.started())
+
+    def _after_death(self, message: str) -> None:
+        self._failures += 1
+        for flight in self._recovery.died():
+            self._end(flight, EngineDead(message))
+
+    def _check_fingerprint(self, info: EngineInfo) -> None:
+        """Streams can only go on where the same bytes are promised."""
+        if info.fingerprint == self.info.fingerprint:
+            return
+        logger.error("The model changed while the engine restarted; answers that had begun cannot go on.")
+        for flight in self._recovery.begun():
+            self._end(
+                flight, EngineDead("The engine was restarted with another model; the answer cannot go on.")
+            )
+            self._recovery.ended(flight)
+
+
+def _sum_counters(earlier: EngineStats, now: EngineStats) -> EngineStats:
+    return EngineStats(
+        running=now.running,
+        waiting=now.waiting,
+        blocks_total=now.blocks_total,
+        blocks_used=now.blocks_used,
+        prefix_queries=earlier.prefix_queries + now.prefix_queries,
+        prefix_hits=earlier.prefix_hits + now.prefix_hits,
+        preemptions=earlier.preemptions + now.preemptions,
+        prompt_tokens=earlier.prompt_tokens + now.prompt_tokens,
+        generated_tokens=earlier.generated_tokens + now.generated_tokens,
+        steps=earlier.steps + now.steps,
+    )

@@ -1,0 +1,285 @@
+"""The engine's heart: requests in, steps out. Knows neither processes nor models, only a `Runner`."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+
+from tokentrail.engine.batch import Runner, SampledRows
+from tokentrail.engine.batching import BatchBuilder
+from tokentrail.engine.block_pool import BlockPool
+from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.pacing import Pacing
+from tokentrail.engine.prefix_cache import PrefixCache
+from tokentrail.engine.scheduler import Schedule, Scheduler
+from tokentrail.engine.sequence import Sequence, Status, check_request
+from tokentrail.protocol import (
+    Delta,
+    EngineStats,
+    Finish,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    Rejected,
+    ScheduledSequence,
+    StepOutput,
+    StepRecord,
+    TokenAlternatives,
+)
+
+
+class EngineCore:
+    """Continuous batching over one `Runner`. Not thread-safe; `step` blocks while the runner computes."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        info = runner.info
+        self.runner = runner
+        self._clock = clock
+        self._max_waiting = config.max_waiting
+        self._eos_ids = frozenset(info.eos_token_ids)
+        self.pool = BlockPool(info.num_blocks)
+        self.cache = PrefixCache(self.pool, info.block_size, enabled=config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            self.cache,
+            Pacing(info.max_num_batched_tokens),
+            block_size=info.block_size,
+            max_running=info.max_num_seqs,
+            max_tokens=info.max_num_batched_tokens,
+            max_rows=runner.max_logit_rows,
+        )
+        self._builder = BatchBuilder(
+            max_running=self.scheduler.max_running,
+            max_tokens=info.max_num_batched_tokens,
+            max_blocks=min(info.num_blocks, -(-info.max_model_len // info.block_size)),
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._ended: list[Delta] = []
+        """Ends that no step brought: told with the next one."""
+        self._aborted = False
+        """Since the last step, so that its statistics no longer hold."""
+        self._serial = 0
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._ended or self._aborted)
+
+    def add_request(self, request: GenerateRequest) -> Rejected | None:
+        """Queue a request, or say why not: `queue_full`, or the code of what is wrong with it."""
+        info = self.runner.info
+        if request.id in self._sequences:
+            return Rejected(
+                request.id, f"A request with id {request.id} is already in the engine.", "duplicate_id"
+            )
+        try:
+            check_request(request, info.vocab_size, info.max_model_len)
+        except InvalidRequest as error:
+            return Rejected(request.id, error.message, error.code or "invalid_request")
+        scheduler = self.scheduler
+        # Those that the next step can start do not wait.
+        starting = scheduler.max_running - len(scheduler.running)
+        if not request.resumed and scheduler.num_waiting >= self._max_waiting + starting:
+            return Rejected(
+                request.id,
+                f"The waiting queue is full ({self._max_waiting} requests). Try again a little later.",
+            )
+        self._serial += 1
+        sequence = Sequence(
+            request, self._serial, request.arrival or self._clock(), info.max_model_len, self._eos_ids
+        )
+        if not scheduler.fits(sequence):
+            new = sequence.max_total - sequence.prompt_len
+            return Rejected(
+                request.id,
+                f"The request needs {sequence.max_total - 1} positions of KV cache ({sequence.prompt_len} of "
+                f"prompt, up to {new} new ones); the whole cache has {info.num_blocks * info.block_size}. "
+                "Lower max_tokens, shorten the prompt or raise --kv-cache-memory.",
+                "kv_cache_exceeded",
+            )
+        if sequence.num_tokens >= sequence.max_total:
+            self._ended.append(_last_delta(sequence, FinishReason.LENGTH))
+            return None
+        self._sequences[request.id] = sequence
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, self._serial, sequence))
+        scheduler.add(sequence)
+        return None
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End these sequences and free their blocks at once. Unknown ids are ignored; nothing is answered."""
+        for id in ids:
+            sequence = self._sequences.pop(id, None)
+            if sequence is not None:
+                self.scheduler.remove(sequence)
+                self._aborted = True
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def step(self) -> StepOutput | None:
+        """Schedule, compute, sample; None when there was nothing to do.
+
+        Where sequences have only ended, by abort or deadline, there is an output with a record without
+        sequences.
+        """
+        start = self._clock()
+        self._expire(start)
+        deltas, self._ended = self._ended, []
+        if not self._sequences:
+            if not deltas and not self._aborted:
+                return None
+            self._aborted = False
+            return StepOutput(deltas, self._record(start, start, start, Schedule(), []), self.stats())
+        plan = self.scheduler.schedule()
+        if not plan.sequences:
+            raise RuntimeError("the scheduler found no work although sequences are unfinished")
+        batch = self._builder.build(plan)
+        before = time.perf_counter()
+        scheduled = self._clock()
+        sampled = self.runner.execute(batch)
+        forwarded = sampled.forwarded_at or self._clock()
+        self.scheduler.pacing.observe(
+            plan.decodes, plan.num_tokens - plan.decodes, time.perf_counter() - before
+        )
+        self._steps += 1
+        shares = self._apply(plan, sampled, deltas)
+        self._aborted = False
+        return StepOutput(deltas, self._record(start, scheduled, forwarded, plan, shares), self.stats())
+
+    def stats(self) -> EngineStats:
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            blocks_total=self.pool.num_blocks,
+            blocks_used=self.pool.num_used,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=self._steps,
+        )
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if sequence.status is not Status.FINISHED:
+                self.abort([sequence.id])
+                self._ended.append(
+                    _last_delta(
+                        sequence, FinishReason.ABORT, "The request's deadline passed before it was done."
+                    )
+                )
+
+    def _apply(self, plan: Schedule, sampled: SampledRows, deltas: list[Delta]) -> list[ScheduledSequence]:
+        """Take a step's results into the sequences; append what there is to tell to `deltas`."""
+        tokens: list[int] = sampled.tokens.tolist()
+        logprobs: list[float] = sampled.logprobs.tolist()
+        cached = plan.cached
+        computed = self.scheduler.computed
+        shares = []
+        row = 0
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            first = sequence.num_computed
+            if first < sequence.prompt_len:
+                self._prompt_tokens += min(count, sequence.prompt_len - first)
+                targets = len(sequence.target_rows(first, first + count))
+                if targets:
+                    sequence.prompt_logprobs += logprobs[row : row + targets]
+                    if sequence.request.sampling.prompt_logprobs:
+                        sequence.prompt_top += [
+                            _alternatives(sampled, at) for at in range(row, row + targets)
+                        ]
+                    row += targets
+            computed(sequence, count)
+            shares.append(
+                ScheduledSequence(
+                    sequence.id,
+                    count,
+                    first,
+                    cached.get(sequence.id, 0) if cached else 0,
+                    len(sequence.blocks),
+                )
+            )
+            if sequence.num_computed != sequence.num_tokens:
+                continue
+            token = tokens[row]
+            sequence.append(token)
+            delta = Delta(
+                sequence.id,
+                [token],
+                [logprobs[row]],
+                [_alternatives(sampled, row)] if sequence.num_top else None,
+            )
+            row += 1
+            self._generated_tokens += 1
+            if not sequence.told_first:
+                _tell_first(sequence, delta)
+            if token in sequence.stop_ids:
+                delta.finish = Finish(FinishReason.STOP, stop_token=token)
+            elif sequence.num_tokens >= sequence.max_total:
+                delta.finish = Finish(FinishReason.LENGTH)
+            if delta.finish is not None:
+                self.abort([sequence.id])
+            deltas.append(delta)
+        return shares
+
+    def _record(
+        self,
+        start: float,
+        scheduled: float,
+        forwarded: float,
+        plan: Schedule,
+        shares: list[ScheduledSequence],
+    ) -> StepRecord:
+        return StepRecord(
+            step=self._steps,
+            start=start,
+            scheduled=scheduled,
+            forwarded=forwarded,
+            end=self._clock(),
+            num_sequences=len(plan.sequences),
+            num_tokens=plan.num_tokens,
+            blocks_used=self.pool.num_used,
+            sequences=shares,
+            preempted=plan.preempted,
+        )
+
+
+def _tell_first(sequence: Sequence, delta: Delta) -> None:
+    """What the first delta says about the prompt."""
+    sequence.told_first = True
+    delta.cached_tokens = sequence.cached_tokens
+    if sequence.wants_prompt_logprobs:
+        delta.prompt_logprobs = sequence.prompt_logprobs
+        if sequence.request.sampling.prompt_logprobs:
+            delta.prompt_top = sequence.prompt_top
+
+
+def _last_delta(sequence: Sequence, reason: FinishReason, error: str | None = None) -> Delta:
+    return Delta(sequence.id, [], [], finish=Finish(reason, error=error))
+
+
+def _alternatives(sampled: SampledRows, row: int) -> TokenAlternatives:
+    """The row's most likely tokens; rows that asked for fewer than the widest are padded with -1."""
+    if sampled.top_tokens is None or sampled.top_logprobs is None:
+        raise RuntimeError("the runner returned no alternatives although a row asked for them")
+    tokens: list[int] = sampled.top_tokens[row].tolist()
+    width = tokens.index(-1) if -1 in tokens else len(tokens)
+    return TokenAlternatives(tokens[:width], sampled.top_logprobs[row, :width].tolist())

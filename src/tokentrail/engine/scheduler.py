@@ -1,0 +1,280 @@
+"""What is computed in the next step: one token budget, running sequences first, then chunks of waiting
+prompts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from tokentrail.engine.block_pool import BlockPool
+from tokentrail.engine.pacing import Pacing
+from tokentrail.engine.prefix_cache import PrefixCache
+from tokentrail.engine.sequence import Rank, Sequence, Status
+from tokentrail.engine.waiting import WaitingQueue
+
+_MOST_PASSED_OVER = 128
+"""Waiting sequences passed over in one step at most, so that a long queue costs no more than a short one."""
+
+
+@dataclass
+class Schedule:
+    """One step: sequence i computes `counts[i]` tokens from its `num_computed` on."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)
+    """Those admitted in this step."""
+    cached: dict[str, int] = field(default_factory=dict)
+    """By id: prompt tokens that those took from the prefix cache, where there were any."""
+    preempted: list[str] = field(default_factory=list)
+    decodes: int = 0
+    """How many of the sequences compute their one last token."""
+    num_tokens: int = 0
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.num_tokens += count
+
+
+class Scheduler:
+    """Shares steps, blocks and slots between sequences.
+
+    All order is by rank (priority, then arrival). Why nothing starves or livelocks: the best-ranked running
+    sequence can take the blocks of every other, and every request fits into the pool alone (`fits`), so it
+    always advances and ends; then the next is the best. Sequences of one priority cannot be overtaken for
+    ever, as those that came before them are finitely many.
+
+    - A sequence is admitted when the pool has blocks for all its tokens (and one spare block for each running
+      sequence to grow into), and takes them at once: a prompt in progress never waits for blocks.
+    - A decoding sequence that needs a block when none is free preempts the worst-ranked running one. If that
+      is itself, it pauses with its blocks in place: recomputing would cost more, and those before it may
+      still take them.
+    - A waiting sequence of strictly better priority preempts running ones of worse priority for a slot or for
+      blocks.
+    - While others decode, the prompt tokens of a step are capped (`Pacing`).
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cache: PrefixCache,
+        pacing: Pacing,
+        *,
+        block_size: int,
+        max_running: int,
+        max_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.pacing = pacing
+        self.block_size = block_size
+        # So that every running sequence can decode in every step.
+        self.max_running = min(max_running, max_tokens, max_rows)
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        """Best rank first."""
+        self._free_slots = list(range(self.max_running - 1, -1, -1))
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def blocks_needed(self, sequence: Sequence) -> int:
+        """Blocks that the sequence holds at its end, if it generates all it may. Its last token is never
+        computed.
+        """
+        return self._blocks_for(sequence.max_total - 1)
+
+    def fits(self, sequence: Sequence) -> bool:
+        return self.blocks_needed(sequence) <= self.pool.num_blocks
+
+    # --- sequences come and go ---------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.push(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence ended, for whatever reason; its blocks are free from now on."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._stop(sequence)
+            sequence.status = Status.FINISHED
+        elif sequence.status is Status.WAITING:
+            self.waiting.discard(sequence)
+
+    def computed(self, sequence: Sequence, count: int) -> None:
+        """A step has computed `count` more tokens of the sequence."""
+        sequence.num_computed += count
+        if sequence.num_computed - sequence.num_registered * self.block_size >= self.block_size:
+            self.cache.register(sequence)
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def schedule(self) -> Schedule:
+        """Choose the next step's work and give it its blocks. Empty only when there is none."""
+        plan = Schedule()
+        self._make_room(plan)
+        decodes = 0
+        for sequence in self.running:
+            if sequence.num_tokens - sequence.num_computed == 1:
+                decodes += 1
+        budget = self._max_tokens - decodes
+        rows = self._max_rows - decodes
+        if decodes:
+            budget = min(budget, self.pacing.cap(decodes))
+
+        short = False
+        at = 0
+        while at < len(self.running):  # which may lose its tail on the way
+            sequence = self.running[at]
+            at += 1
+            count = sequence.num_tokens - sequence.num_computed
+            if count == 1:
+                if sequence.num_tokens > len(sequence.blocks) * self.block_size:
+                    short |= self.pool.num_free == 0
+                    if not self._grow(sequence, plan):
+                        continue
+                plan.decodes += 1
+            else:
+                count = self._chunk(sequence, budget, rows)
+                if not count:
+                    continue
+                budget -= count
+                rows -= sequence.num_rows(count)
+            plan.add(sequence, count)
+        if not short:
+            self._admit(plan, budget, rows)
+        return plan
+
+    def _admit(self, plan: Schedule, budget: int, rows: int) -> None:
+        """Start waiting sequences while slots, blocks and the step have room.
+
+        One that needs a block which this very step computes for another is passed over: in the next step it
+        finds the block in the cache. So the choices of one request (n > 1) share its prompt, and a burst of
+        requests shares its system prompt.
+        """
+        if not self.waiting or budget <= 0 or rows <= 0:
+            return
+        computing: set[bytes] = set()
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            if count > 1:
+                computing.update(self.cache.upcoming(sequence, count))
+        passed_over: list[Sequence] = []
+        while budget > 0 and rows > 0 and len(self.running) < self.max_running:
+            candidate = self.waiting.peek()
+            # At least one block is never shared, so a full pool needs no look at the cache.
+            if candidate is None or self.pool.num_free <= len(self.running):
+                break
+            matched, next_key = self.cache.match(candidate)
+            if next_key in computing and len(passed_over) < _MOST_PASSED_OVER:
+                passed_over.append(self.waiting.pop())
+                continue
+            if not self._has_blocks(candidate, matched):
+                break
+            self._start(self.waiting.pop(), matched, plan)
+            count = self._chunk(candidate, budget, rows)
+            budget -= count
+            rows -= candidate.num_rows(count)
+            plan.add(candidate, count)
+            computing.update(self.cache.upcoming(candidate, count))
+        for sequence in passed_over:
+            self.waiting.push(sequence)
+
+    def _chunk(self, sequence: Sequence, budget: int, rows: int) -> int:
+        """Tokens of a prompt to compute now, within what is left of the step's token budget and logit
+        rows.
+        """
+        count = min(sequence.num_tokens - sequence.num_computed, budget)
+        # Each token less is a row less: rows belong to the last token, or to a run of prompt tokens before
+        # it.
+        excess = sequence.num_rows(count) - rows
+        return max(count - excess, 0) if excess > 0 else count
+
+    # --- blocks ------------------------------------------------------------------------------------
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _has_blocks(self, sequence: Sequence, matched: list[int]) -> bool:
+        wanted = self._blocks_for(sequence.num_tokens) - len(matched) + len(self.running)
+        revived = sum(self.pool.refs(block) == 0 for block in matched)
+        return wanted + revived <= self.pool.num_free
+
+    def _start(self, sequence: Sequence, matched: list[int], plan: Schedule) -> None:
+        self.pool.acquire(matched)
+        fresh = self.pool.allocate(self._blocks_for(sequence.num_tokens) - len(matched))
+        sequence.blocks = matched + fresh
+        sequence.num_computed = found = len(matched) * self.block_size
+        sequence.num_registered = len(matched)
+        sequence.slot = self._free_slots.pop()
+        plan.started.append(sequence)
+        sequence.status = Status.RUNNING
+        bisect.insort(self.running, sequence, key=_rank)
+        found_in_prompt = min(found, sequence.prompt_len)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = found_in_prompt
+            if self.cache.enabled and not sequence.wants_prompt_logprobs:
+                self.prefix_queries += sequence.prompt_len
+                self.prefix_hits += found_in_prompt
+        if found_in_prompt:
+            plan.cached[sequence.id] = found_in_prompt
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_computed = 0
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _grow(self, sequence: Sequence, plan: Schedule) -> bool:
+        """Give a decoding sequence one more block, at the cost of the worst-ranked ones if need be."""
+        while not self.pool.num_free:
+            if self.running[-1] is sequence:
+                return False
+            self._preempt_worst(plan)
+        sequence.blocks += self.pool.allocate(1)
+        return True
+
+    def _preempt_worst(self, plan: Schedule) -> None:
+        """Take everything from the worst-ranked running sequence. It keeps its tokens and waits at its
+        rank.
+        """
+        victim = self.running.pop()
+        self._stop(victim)
+        self.waiting.push(victim)
+        self.num_preemptions += 1
+        plan.preempted.append(victim.id)
+
+    def _make_room(self, plan: Schedule) -> None:
+        """Preempt for a waiting sequence of strictly better priority than some running ones, where that will
+        do.
+        """
+        head = self.waiting.peek()
+        if head is None or not self.running or head.rank[0] >= self.running[-1].rank[0]:
+            return
+        matched, _ = self.cache.match(head)
+        worse = [sequence for sequence in self.running if sequence.rank[0] > head.rank[0]]
+        gain = sum(self.pool.refs(block) == 1 for sequence in worse for block in sequence.blocks)
+        wanted = self._blocks_for(head.num_tokens) - len(matched) + len(self.running) - len(worse)
+        if wanted > self.pool.num_free + gain:
+            return
+        while self.running and self.running[-1].rank[0] > head.rank[0]:
+            if len(self.running) < self.max_running and self._has_blocks(head, self.cache.match(head)[0]):
+                return
+            self._preempt_worst(plan)
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank

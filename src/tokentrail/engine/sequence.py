@@ -1,0 +1,192 @@
+"""The state of one sequence on its way through the engine: its tokens, its KV blocks, when it ends."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.protocol import GenerateRequest, InvalidRequest, TokenAlternatives
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+Rank = tuple[int, float, int]
+
+
+class Status(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sequence:
+    """One sequence. `tokens[:num_tokens]` are its prompt and output; K and V of `tokens[:num_computed]` are
+    cached.
+
+    Computing position num_tokens - 1 brings the logits from which token num_tokens is drawn, so a sequence
+    that decodes always has num_computed == num_tokens - 1.
+    """
+
+    __slots__ = (
+        "ban_below",
+        "banned",
+        "biases",
+        "blocks",
+        "cached_tokens",
+        "eos_ids",
+        "hashes",
+        "id",
+        "max_total",
+        "num_computed",
+        "num_registered",
+        "num_tokens",
+        "num_top",
+        "penalties",
+        "prompt_len",
+        "prompt_logprobs",
+        "prompt_top",
+        "rank",
+        "request",
+        "salt",
+        "slot",
+        "status",
+        "stop_ids",
+        "tokens",
+        "told_first",
+        "wants_prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        serial: int,
+        arrival: float,
+        max_model_len: int,
+        eos_ids: frozenset[int],
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.id = request.id
+        self.salt = request.salt
+        self.rank: Rank = (request.priority, arrival, serial)
+        """Lower goes first, in admission and in the fight for blocks. Total, so that nobody starves in a
+        priority.
+        """
+        self.status = Status.WAITING
+
+        self.prompt_len = len(request.prompt)
+        self.num_tokens = self.prompt_len + len(request.output)
+        limit = max_model_len - self.prompt_len if sampling.max_tokens is None else sampling.max_tokens
+        self.max_total = min(self.prompt_len + limit, max_model_len)
+        """Tokens, prompt and output, at which the sequence ends with `length`."""
+        self.tokens: I32 = np.empty(
+            min(self.num_tokens + 128, max(self.max_total, self.num_tokens)), np.int32
+        )
+        self.tokens[: self.prompt_len] = request.prompt
+        self.tokens[self.prompt_len : self.num_tokens] = request.output
+
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.slot = -1
+        """Row in the batch builder's tables while running."""
+        self.hashes: list[bytes] = []
+        """Hash chain over the full blocks of `tokens`, as far as it was needed."""
+        self.num_registered = 0
+        """Leading blocks that are filled and which the prefix cache was told of."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission."""
+
+        self.eos_ids = frozenset[int]() if sampling.ignore_eos else eos_ids
+        self.stop_ids = frozenset(sampling.stop_token_ids) | self.eos_ids
+        self.num_top = sampling.logprobs or 0
+        self.penalties = (
+            sampling.frequency_penalty != 0.0
+            or sampling.presence_penalty != 0.0
+            or sampling.repetition_penalty != 1.0
+        )
+        self.biases = _bias_arrays(sampling.logit_bias)
+        """(token ids, values) added to the logits, or None."""
+        self.ban_below = self.prompt_len + sampling.min_tokens if sampling.min_tokens else 0
+        # As vLLM does, min_tokens bans the model's end tokens even where ignore_eos lets them pass.
+        banned = eos_ids | self.stop_ids
+        self.banned = (
+            _bias_arrays({**sampling.logit_bias, **dict.fromkeys(banned, -math.inf)})
+            if sampling.min_tokens
+            else None
+        )
+        """The same with end and stop tokens banned: used while fewer than min_tokens have come."""
+        self.wants_prompt_logprobs = sampling.prompt_logprobs is not None
+        self.prompt_logprobs: list[float] = []
+        """So far: entry i is that of prompt token i + 1. Kept over preemptions."""
+        self.prompt_top: list[TokenAlternatives] = []
+        self.told_first = bool(request.output)
+        """The first delta, which carries what concerns the prompt, was sent (perhaps by an earlier
+        process).
+        """
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed before the next one can be drawn."""
+        return self.num_tokens - self.num_computed
+
+    def append(self, token: int) -> None:
+        if self.num_tokens == len(self.tokens):
+            grown = np.empty(min(2 * len(self.tokens), self.max_total), np.int32)
+            grown[: self.num_tokens] = self.tokens
+            self.tokens = grown
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def bias(self) -> tuple[I32, F32] | None:
+        """Additive biases for the next draw."""
+        return self.banned if self.num_tokens < self.ban_below else self.biases
+
+    def target_rows(self, start: int, end: int) -> range:
+        """Positions in [start, end) whose logits must report the log-probability of the next prompt token."""
+        if not self.wants_prompt_logprobs:
+            return range(0)
+        return range(max(start, len(self.prompt_logprobs)), min(end, self.prompt_len - 1))
+
+    def num_rows(self, count: int) -> int:
+        """Logit rows needed when the next `count` tokens are computed."""
+        end = self.num_computed + count
+        return len(self.target_rows(self.num_computed, end)) + (end == self.num_tokens)
+
+
+def check_request(request: GenerateRequest, vocab_size: int, max_model_len: int) -> None:
+    """Raise `InvalidRequest` for what would make the engine read or write out of bounds, or never end.
+
+    The rooms above have validated the parameters for their users; this is the engine's own threshold.
+    """
+    if not request.prompt:
+        raise InvalidRequest("The prompt has no tokens; it needs at least one.", param="prompt")
+    for name, tokens in (("prompt", request.prompt), ("output", request.output)):
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise InvalidRequest(
+                f"{name} holds token id {wrong}; the model's vocabulary has ids 0 to {vocab_size - 1}.",
+                param=name,
+            )
+    total = len(request.prompt) + len(request.output)
+    # A resumed sequence may have reached the context's end; a fresh one needs room for a token.
+    if len(request.prompt) >= max_model_len or total > max_model_len:
+        raise InvalidRequest(
+            f"The prompt has {len(request.prompt)} tokens; the context holds {max_model_len}, "
+            "with at least one for the answer. Shorten the prompt or raise --max-model-len.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    request.sampling.validate(vocab_size=vocab_size)
+    if request.sampling.seed is None and not request.sampling.greedy:
+        raise InvalidRequest("seed must be resolved before a request reaches the engine.", param="seed")
+
+
+def _bias_arrays(biases: dict[int, float]) -> tuple[I32, F32] | None:
+    if not biases:
+        return None
+    return np.fromiter(biases.keys(), np.int32, len(biases)), np.fromiter(
+        biases.values(), np.float32, len(biases)
+    )

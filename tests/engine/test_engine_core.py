@@ -1,0 +1,508 @@
+"""The engine in one process: every answer equals the one computed without an engine, whatever the
+schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import pytest
+from engine_fakes import EOS, VOCAB, Expected, FakeRunner, expect, request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.core import EngineCore
+from tokentrail.engine.sequence import Status
+from tokentrail.protocol import Delta, Finish, FinishReason, GenerateRequest, SamplingParams, StepOutput
+
+
+class Harness:
+    """An engine over the fake model that checks its books at every step."""
+
+    def __init__(self, **config: object) -> None:
+        settings: dict = {
+            "block_size": 4,
+            "max_model_len": 96,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+        }
+        self.config = EngineConfig(**{**settings, **config})
+        self.runner = FakeRunner(self.config)
+        self.core = EngineCore(self.config, self.runner)
+        self.answers: defaultdict[str, Expected] = defaultdict(Expected)
+        self.finishes: dict[str, Finish] = {}
+        self.first: dict[str, Delta] = {}
+        self.outputs: list[StepOutput] = []
+        self._execute = self.runner.execute
+        self.runner.execute = self._check_writes  # type: ignore[method-assign]
+
+    def _check_writes(self, batch):
+        pool, size = self.core.pool, self.config.block_size
+        for index in range(len(batch.row_starts) - 1):
+            rows = slice(batch.row_starts[index], batch.row_starts[index + 1])
+            for position in batch.positions[rows]:
+                block = batch.block_tables[index, position // size]
+                assert pool.refs(block) == 1, "a shared block is written"
+                assert pool.hash_of(block) is None, "a block that others may find is written"
+        return self._execute(batch)
+
+    def check(self) -> None:
+        core = self.core
+        running = core.scheduler.running
+        core.pool.check(sequence.blocks for sequence in running)
+        assert [s.rank for s in running] == sorted(s.rank for s in running)
+        assert len({s.slot for s in running}) == len(running)
+        for sequence in core._sequences.values():
+            assert (sequence.status is Status.RUNNING) == (sequence in running)
+            assert sequence.num_computed <= len(sequence.blocks) * self.config.block_size
+        waiting = sum(s.status is Status.WAITING for s in core._sequences.values())
+        assert core.scheduler.num_waiting == waiting
+
+    def add(self, item: GenerateRequest):
+        return self.core.add_request(item)
+
+    def step(self) -> StepOutput | None:
+        output = self.core.step()
+        self.check()
+        if output is None:
+            return None
+        self.outputs.append(output)
+        for delta in output.deltas:
+            assert delta.id not in self.finishes, "a delta after the last one"
+            answer = self.answers[delta.id]
+            if delta.id not in self.first:
+                self.first[delta.id] = delta
+                answer.prompt_logprobs, answer.prompt_top = delta.prompt_logprobs, delta.prompt_top
+            else:
+                assert delta.cached_tokens is None
+                assert delta.prompt_logprobs is None
+            answer.tokens += delta.token_ids
+            answer.logprobs += delta.logprobs
+            if delta.top is not None:
+                answer.top = (answer.top or []) + delta.top
+            if delta.finish is not None:
+                self.finishes[delta.id] = delta.finish
+                answer.reason, answer.stop_token = delta.finish.reason, delta.finish.stop_token
+        return output
+
+    def run(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, "the engine does not come to an end"
+        assert self.core.pool.num_free == self.core.pool.num_blocks
+
+    def expect(self, item: GenerateRequest) -> Expected:
+        return expect(item, self.runner.info.max_model_len)
+
+
+# --- random schedules ------------------------------------------------------------------------------------
+
+PREFIXES = [[(7 * i + k) % VOCAB for i in range(40)] for k in (2, 3)]
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    max_tokens = draw(st.integers(1, 24))
+    options: dict = {"max_tokens": max_tokens, "seed": draw(st.integers(-5, 5))}
+    options["temperature"] = draw(st.sampled_from([0.0, 0.0, 0.7, 2.0]))
+    if draw(st.booleans()):
+        options["logprobs"] = draw(st.integers(0, 5))
+    if draw(st.integers(0, 4)) == 0:
+        options["prompt_logprobs"] = draw(st.integers(0, 3))
+    if draw(st.integers(0, 3)) == 0:
+        options["min_tokens"] = draw(st.integers(0, max_tokens))
+    if draw(st.integers(0, 3)) == 0:
+        options["ignore_eos"] = True
+    if draw(st.integers(0, 3)) == 0:
+        options["stop_token_ids"] = tuple(draw(st.lists(st.integers(0, VOCAB - 1), max_size=8)))
+    if draw(st.integers(0, 3)) == 0:
+        options["frequency_penalty"] = draw(st.sampled_from([-1.0, 0.5]))
+        options["repetition_penalty"] = draw(st.sampled_from([1.0, 1.3]))
+        options["presence_penalty"] = draw(st.sampled_from([0.0, 1.5]))
+    if draw(st.integers(0, 3)) == 0:
+        options["logit_bias"] = draw(
+            st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.0]))
+        )
+    if draw(st.integers(0, 3)) == 0:
+        options["top_k"] = draw(st.integers(-1, 8))
+    return SamplingParams(**options)
+
+
+@st.composite
+def requests(draw: st.DrawFn, index: int) -> list[GenerateRequest]:
+    """A request, or the choices of one with n > 1."""
+    prefix = draw(st.sampled_from(PREFIXES))[: draw(st.integers(0, 40))]
+    prompt = prefix + draw(st.lists(st.integers(0, VOCAB - 1), min_size=0 if prefix else 1, max_size=12))
+    params = draw(sampling_params())
+    priority = draw(st.sampled_from([0, 0, 0, -1, 5]))
+    salt = draw(st.sampled_from(["", "", "other"]))
+    return [
+        GenerateRequest(
+            id=f"{index}-{choice}",
+            group=str(index),
+            prompt=prompt,
+            sampling=params,
+            choice=choice,
+            priority=priority,
+            salt=salt,
+            arrival=float(index + 1),
+        )
+        for choice in range(draw(st.sampled_from([1, 1, 1, 3])))
+    ]
+
+
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(st.data())
+def test_random_schedules_change_nothing(data: st.DataObject) -> None:
+    draw = data.draw
+    size = draw(st.sampled_from([1, 2, 4, 16]), "block size")
+    harness = Harness(
+        block_size=size,
+        max_num_seqs=draw(st.integers(1, 8), "sequences"),
+        max_num_batched_tokens=draw(st.integers(1, 48), "tokens"),
+        kv_cache_memory=max(draw(st.integers(24, 320), "positions"), size),
+        enable_prefix_caching=draw(st.booleans(), "caching"),
+        model=f"fake:?rows={draw(st.integers(1, 24), 'rows')}",
+    )
+    alive: list[GenerateRequest] = []
+    refused: set[str] = set()
+    aborted: set[str] = set()
+    for index in range(draw(st.integers(1, 8), "requests")):
+        for item in draw(requests(index)):
+            rejected = harness.add(item)
+            alive.append(item)
+            if rejected is not None:
+                assert rejected.code == "kv_cache_exceeded"
+                refused.add(item.id)
+        for _ in range(draw(st.integers(0, 12), "steps")):
+            harness.step()
+        if draw(st.integers(0, 4), "abort?") == 0:
+            victim = draw(st.sampled_from(alive)).id
+            if victim not in harness.finishes:
+                aborted.add(victim)
+                harness.core.abort([victim])
+                harness.check()
+    harness.run()
+    for item in alive:
+        if item.id in aborted or item.id in refused:
+            continue
+        assert harness.answers[item.id] == harness.expect(item)
+    last = harness.outputs[-1].stats if harness.outputs else None
+    if last is not None:
+        assert (last.running, last.waiting, last.blocks_used) == (0, 0, 0)
+
+
+def test_a_tiny_pool_preempts_and_changes_nothing() -> None:
+    harness = Harness(kv_cache_memory=64, max_num_seqs=6)
+    items = [request(str(i), [i + 2, 5, 9], max_tokens=40, ignore_eos=True) for i in range(6)]
+    for item in items:
+        harness.add(item)
+    harness.run()
+    assert harness.core.scheduler.num_preemptions > 0
+    assert any(output.record.preempted for output in harness.outputs)
+    for item in items:
+        assert harness.answers[item.id] == harness.expect(item)
+
+
+def test_an_answer_resumes_from_what_was_already_sent() -> None:
+    whole = request(
+        "a", [4, 8, 15, 16, 23], temperature=1.0, seed=42, max_tokens=30, ignore_eos=True, logprobs=2
+    )
+    expected = Harness().expect(whole)
+    for sent in (1, 7, 29):
+        harness = Harness()
+        part = request(
+            "a", whole.prompt, temperature=1.0, seed=42, max_tokens=30, ignore_eos=True, logprobs=2
+        )
+        part.output = expected.tokens[:sent]
+        part.resumed = True
+        harness.add(part)
+        harness.run()
+        assert harness.answers["a"].tokens == expected.tokens[sent:]
+        assert harness.answers["a"].logprobs == expected.logprobs[sent:]
+        assert harness.first["a"].cached_tokens is None
+
+
+def test_an_answer_that_was_sent_whole_ends_at_once() -> None:
+    harness = Harness()
+    item = request("a", [4, 8], max_tokens=2)
+    item.output = [3, 3]
+    assert harness.add(item) is None
+    harness.run()
+    assert harness.finishes["a"].reason is FinishReason.LENGTH
+    assert harness.answers["a"].tokens == []
+
+
+# --- prefix cache ----------------------------------------------------------------------------------------
+
+PROMPT = list(range(2, 23))  # 21 tokens: five full blocks of 4, and one token
+
+
+@pytest.mark.parametrize(("length", "cached"), [(21, 20), (20, 16), (4, 0), (5, 4)])
+def test_full_blocks_are_taken_from_the_cache(length: int, cached: int) -> None:
+    harness = Harness()
+    harness.add(request("first", PROMPT))
+    harness.run()
+    second = request("second", PROMPT[:length])
+    harness.add(second)
+    harness.run()
+    assert harness.first["first"].cached_tokens == 0
+    assert harness.first["second"].cached_tokens == cached
+    assert harness.answers["second"] == harness.expect(second)
+    stats = harness.outputs[-1].stats
+    assert (stats.prefix_queries, stats.prefix_hits) == (21 + length, cached)
+
+
+def test_answers_are_found_again_as_the_beginning_of_the_next_prompt() -> None:
+    harness = Harness()
+    harness.add(request("first", PROMPT, max_tokens=12, ignore_eos=True))
+    harness.run()
+    conversation = PROMPT + harness.answers["first"].tokens + [9, 9]
+    harness.add(request("second", conversation))
+    harness.run()
+    assert harness.first["second"].cached_tokens == 32  # 33 tokens; the last one drawn was never computed
+
+
+def test_salts_and_the_switch_keep_prefixes_apart() -> None:
+    harness = Harness()
+    for id, salt in (("a", ""), ("b", "tenant-1"), ("c", "tenant-2"), ("d", "tenant-1")):
+        harness.add(request(id, PROMPT, salt=salt))
+        harness.run()
+    assert [harness.first[id].cached_tokens for id in "abcd"] == [0, 0, 0, 20]
+    off = Harness(enable_prefix_caching=False)
+    for id in "ab":
+        off.add(request(id, PROMPT))
+        off.run()
+    assert off.first["b"].cached_tokens == 0
+
+
+def test_requests_that_want_prompt_logprobs_compute_their_prompt() -> None:
+    harness = Harness(model="fake:?rows=9")
+    harness.add(request("first", PROMPT))
+    harness.run()
+    second = request("second", PROMPT, prompt_logprobs=2, logprobs=1)
+    harness.add(second)
+    harness.run()
+    assert harness.first["second"].cached_tokens == 0
+    assert harness.answers["second"] == harness.expect(second)
+    assert len(harness.answers["second"].prompt_logprobs or []) == 20
+
+
+def test_choices_share_their_prompt() -> None:
+    harness = Harness()
+    items = [request(f"c{i}", PROMPT, group="g", choice=i, temperature=1.0, seed=3) for i in range(4)]
+    for item in items:
+        harness.add(item)
+    harness.run()
+    assert [harness.first[item.id].cached_tokens for item in items] == [0, 20, 20, 20]
+    assert harness.outputs[-1].stats.prompt_tokens == 21 + 3
+    assert len({tuple(harness.answers[item.id].tokens) for item in items}) > 1
+    for item in items:
+        assert harness.answers[item.id] == harness.expect(item)
+
+
+def test_a_burst_shares_its_system_prompt_and_nobody_else_waits_for_it() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    for id in ("a", "b", "c"):
+        harness.add(request(id, [*PROMPT[:20], ord(id) - ord("a")], max_tokens=1))
+    harness.add(request("other", [9] * 6, max_tokens=1))
+    shares = []
+    while harness.core.has_work:
+        output = harness.step()
+        assert output is not None
+        shares.append({share.id: share.tokens for share in output.record.sequences})
+    assert shares == [{"a": 21, "other": 6}, {"b": 1, "c": 1}]
+
+
+def test_the_least_recently_used_blocks_are_evicted() -> None:
+    harness = Harness(kv_cache_memory=48)
+    other = [60 - token for token in PROMPT]
+    for id, prompt in (("a", PROMPT), ("b", other), ("c", PROMPT), ("d", [3] * 21), ("e", other)):
+        harness.add(request(id, prompt, max_tokens=1))
+        harness.run()
+    # `c` refreshed `a`'s blocks; `d` took the oldest, those of `b`.
+    assert harness.first["c"].cached_tokens == 20
+    assert (harness.first["e"].cached_tokens or 0) < 20
+
+
+# --- order and fairness ----------------------------------------------------------------------------------
+
+
+def test_first_come_first_served_within_a_priority() -> None:
+    harness = Harness(max_num_seqs=1)
+    for id, priority in (("late", 5), ("a", 0), ("b", 0), ("urgent", -1)):
+        harness.add(request(id, [3, 4], priority=priority, max_tokens=3, ignore_eos=True))
+    harness.run()
+    assert list(harness.finishes) == ["urgent", "a", "b", "late"]
+
+
+def test_an_urgent_request_takes_the_slot_of_one_that_can_wait() -> None:
+    harness = Harness(max_num_seqs=2)
+    slow = [request(f"slow{i}", [3 + i, 4], priority=9, max_tokens=40, ignore_eos=True) for i in range(2)]
+    for item in slow:
+        harness.add(item)
+    for _ in range(5):
+        harness.step()
+    harness.add(request("urgent", [5], max_tokens=2, ignore_eos=True))
+    harness.step()
+    assert harness.outputs[-1].record.preempted == ["slow1"]
+    assert harness.answers["urgent"].tokens
+    harness.run()
+    for item in slow:
+        assert harness.answers[item.id] == harness.expect(item)
+
+
+def test_a_step_with_streams_takes_only_a_part_of_a_prompt() -> None:
+    harness = Harness(max_num_batched_tokens=64, max_model_len=200)
+    harness.add(request("stream", [3], max_tokens=50, ignore_eos=True))
+    harness.step()
+    harness.add(request("prompt", list(range(60)), max_tokens=1))
+    output = harness.step()
+    assert output is not None
+    assert {share.id: share.tokens for share in output.record.sequences} == {"stream": 1, "prompt": 16}
+    alone = Harness(max_num_batched_tokens=64)
+    alone.add(request("prompt", list(range(60)), max_tokens=1))
+    output = alone.step()
+    assert output is not None
+    assert output.record.num_tokens == 60
+
+
+def test_the_record_tells_who_did_what() -> None:
+    harness = Harness()
+    harness.add(request("a", PROMPT, max_tokens=2, ignore_eos=True))
+    first, second = harness.step(), harness.step()
+    assert first is not None
+    assert second is not None
+    [share] = first.record.sequences
+    assert (share.id, share.tokens, share.position, share.cached, share.blocks) == ("a", 21, 0, 0, 6)
+    [share] = second.record.sequences
+    assert (share.tokens, share.position) == (1, 21)
+    record = second.record
+    assert record.start <= record.scheduled <= record.forwarded <= record.end
+    assert (first.record.step, record.step, record.num_sequences, record.num_tokens) == (1, 2, 1, 1)
+
+
+# --- ends ------------------------------------------------------------------------------------------------
+
+
+def test_each_way_to_end() -> None:
+    harness = Harness(max_model_len=40)
+    greedy = harness.expect(request("x", [3, 4], max_tokens=10, ignore_eos=True)).tokens
+    items = [
+        request("length", [3, 4], max_tokens=5, ignore_eos=True),
+        request("context", [3, 4], max_tokens=None, ignore_eos=True),
+        request("stop", [3, 4], stop_token_ids=(greedy[6],), ignore_eos=True),
+        request("eos", [3, 4], logit_bias={EOS: 100.0}),
+        request("not yet", [3, 4], logit_bias={EOS: 100.0}, min_tokens=4),
+    ]
+    for item in items:
+        harness.add(item)
+    harness.run()
+    first_stop = greedy.index(greedy[6])
+    assert harness.answers["length"].tokens == greedy[:5]
+    assert len(harness.answers["context"].tokens) == 38
+    assert harness.finishes["context"].reason is FinishReason.LENGTH
+    assert harness.answers["stop"].tokens == greedy[: first_stop + 1]
+    assert harness.finishes["stop"] == Finish(FinishReason.STOP, stop_token=greedy[6])
+    assert harness.answers["eos"].tokens == [EOS]
+    assert len(harness.answers["not yet"].tokens) == 5
+    assert harness.answers["not yet"].tokens[-1] == EOS
+
+
+def test_a_deadline_ends_a_sequence_even_while_it_waits() -> None:
+    harness = Harness(max_num_seqs=1)
+    now = 1000.0
+    harness.core._clock = lambda: now
+    for id in ("running", "waiting"):
+        item = request(id, [3, 4], max_tokens=80, ignore_eos=True)
+        item.deadline = 1010.0
+        harness.add(item)
+    harness.step()
+    now = 1010.0
+    output = harness.step()
+    assert output is not None
+    assert output.record.sequences == []
+    for id in ("running", "waiting"):
+        assert harness.finishes[id].reason is FinishReason.ABORT
+        assert "deadline" in (harness.finishes[id].error or "")
+    assert not harness.core.has_work
+    assert harness.core.pool.num_used == 0
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "code", "words"),
+    [
+        (request("a", []), "invalid_request", "no tokens"),
+        (request("a", [VOCAB]), "invalid_request", f"token id {VOCAB}"),
+        (request("a", [-1]), "invalid_request", "token id -1"),
+        (request("a", [2] * 96), "context_length_exceeded", "96 tokens"),
+        (request("a", [2], temperature=1.0, seed=None), "invalid_request", "seed"),
+        (request("a", [2], stop_token_ids=(VOCAB,)), "invalid_request", "stop_token_ids"),
+        (request("a", [2], temperature=math.nan), "invalid_request", "temperature"),
+        (request("a", [2] * 40, max_tokens=50), "kv_cache_exceeded", "--kv-cache-memory"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(item: GenerateRequest, code: str, words: str) -> None:
+    harness = Harness(kv_cache_memory=80)
+    rejected = harness.add(item)
+    assert rejected is not None
+    assert rejected.code == code
+    assert words in rejected.message
+    assert "\n" not in rejected.message
+    assert not harness.core.has_work
+
+
+def test_a_request_that_just_fits_is_served() -> None:
+    harness = Harness(kv_cache_memory=80)
+    item = request(
+        "a", [2] * 40, max_tokens=41, ignore_eos=True
+    )  # the last token is never computed: 80 positions
+    assert harness.add(item) is None
+    assert harness.add(request("b", [2] * 40, max_tokens=42)) is not None
+    harness.run()
+    assert len(harness.answers["a"].tokens) == 41
+
+
+def test_the_waiting_queue_is_bounded() -> None:
+    harness = Harness(max_num_seqs=2, max_waiting=3)
+    answers = [harness.add(request(str(i), [3 + i])) for i in range(7)]
+    assert [rejected.code if rejected else None for rejected in answers] == [None] * 5 + ["queue_full"] * 2
+    resumed = request("again", [9])
+    resumed.resumed = True
+    assert harness.add(resumed) is None
+    harness.run()
+    assert len(harness.finishes) == 6
+
+
+def test_an_id_is_used_once_at_a_time() -> None:
+    harness = Harness()
+    assert harness.add(request("a", [3])) is None
+    rejected = harness.add(request("a", [4]))
+    assert rejected is not None
+    assert rejected.code == "duplicate_id"
+    harness.run()
+    assert harness.add(request("a", [4])) is None
+
+
+def test_an_abort_frees_all_blocks_at_once() -> None:
+    harness = Harness()
+    for i in range(4):
+        harness.add(request(str(i), [3 + i] * 10))
+    harness.step()
+    harness.step()
+    harness.core.abort(["0", "1", "2", "3", "unknown"])
+    assert harness.core.pool.num_used == 0
+    output = harness.core.step()
+    assert output is not None
+    assert (output.stats.running, output.stats.blocks_used, output.record.sequences) == (0, 0, [])
+    assert not harness.core.has_work
+    assert harness.core.step() is None
