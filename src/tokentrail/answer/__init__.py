@@ -1,1 +1,59 @@
-"""(room description to come)"""
+"""One request's way through: prompt → template → tokens → engine → text, behind the `Backend` protocol.
+
+The server, the command line and `LLM` all answer through here. A backend takes an `AnswerRequest`, checks and
+admits it, and gives back an `Answer`: a stream of `Chunk`s which, joined, are the whole answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokentrail.answer.backend import Answer, Backend, collect
+from tokentrail.answer.types import (
+    AnswerRequest,
+    ChatPrompt,
+    Choice,
+    Chunk,
+    ModelCard,
+    Prompt,
+    TextPrompt,
+    TokenLogprob,
+    TokensPrompt,
+    TokenText,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from tokentrail.answer.llm import LLM
+    from tokentrail.answer.local import LocalBackend
+
+__all__ = [
+    "LLM",
+    "Answer",
+    "AnswerRequest",
+    "Backend",
+    "ChatPrompt",
+    "Choice",
+    "Chunk",
+    "LocalBackend",
+    "ModelCard",
+    "Prompt",
+    "TextPrompt",
+    "TokenLogprob",
+    "TokenText",
+    "TokensPrompt",
+    "Usage",
+    "collect",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from tokentrail.answer.llm import LLM
+
+        return LLM
+    if name == "LocalBackend":
+        from tokentrail.answer.local import LocalBackend
+
+        return LocalBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -204,6 +204,11 @@ class Journey:
         self.outcome = outcome
         self._store.finish(self)
 
+    def queue_seconds(self) -> float | None:
+        """Handed to the engine → first step with a part of it; None: not scheduled yet."""
+        started = self._store.started_at(self)
+        return None if started is None or self.queued is None else max(0.0, started - self.queued)
+
     @property
     def first_ordinal(self) -> int | None:
         """The oldest step this journey still needs."""

@@ -122,6 +122,11 @@ class JourneyStore:
     def num_live(self) -> int:
         return len(self._live)
 
+    def started_at(self, journey: Journey) -> float | None:
+        """When the first step began that had a part of the journey."""
+        ordinal = journey.first_ordinal
+        return None if ordinal is None else self._steps[ordinal].start
+
     def find(self, id: str, tenant: str = "") -> Journey | None:
         """By journey id or by the client's request id; None also if it belongs to somebody else."""
         journey = self._live.get(id) or self._finished.get(id) or self._by_request_id.get((tenant, id))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentrail.protocol import EngineInfo, EngineStats
@@ -83,11 +83,7 @@ class Histogram:
 
 
 class Metrics:
-    """All metrics of a server process.
-
-    The engine counts since its process started, so a restart sets its counters back. What dead engines had
-    counted is kept here and added, so that the series never fall.
-    """
+    """All metrics of a server process. What others count is fetched by `before_scrape`."""
 
     def __init__(self, model_name: str = "") -> None:
         self.model_name = model_name
@@ -104,25 +100,9 @@ class Metrics:
         self.queue_time = Histogram(LATENCY)
         self.request_prompt_tokens = Histogram(TOKENS)
         self.request_generation_tokens = Histogram(TOKENS)
-        self._stats = EngineStats()
-        self._before = EngineStats()
-
-    def engine_stats(self, stats: EngineStats) -> None:
-        """The newest numbers of the engine."""
-        if stats.steps < self._stats.steps:
-            self.engine_restarted()
-        self._stats = stats
-
-    def engine_restarted(self) -> None:
-        """The engine process died; its successor counts from 0."""
-        before, last = self._before, self._stats
-        for name in _COUNTERS:
-            setattr(before, name, getattr(before, name) + getattr(last, name))
-        self._stats = EngineStats(blocks_total=last.blocks_total)
-
-    def counter(self, name: str) -> int:
-        """An engine counter over all engine processes so far."""
-        return int(getattr(self._before, name) + getattr(self._stats, name))
+        self.stats = EngineStats()
+        """The engine's newest numbers. Its counters must not fall, not even when the engine is restarted."""
+        self.before_scrape: list[Callable[[], None]] = []
 
     def http_response(self, method: str, path: str, status: int) -> None:
         """`path`: the route, not the URL, so that ids and nonsense do not become series of their own."""
@@ -134,6 +114,8 @@ class Metrics:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+        for refresh in self.before_scrape:
+            refresh()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         ProcessCollector(registry=registry)
@@ -148,7 +130,7 @@ class Metrics:
         )
 
         model = [self.model_name]
-        stats = self._stats
+        stats = self.stats
 
         def gauge(name: str, text: str, value: float) -> Metric:
             family = GaugeMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
@@ -180,7 +162,7 @@ class Metrics:
             yield facts
         yield gauge("engine_up", "1 while the engine process runs", float(self.engine_up))
         yield counter("engine_restarts", "Engine processes that died and were replaced", self.engine_restarts)
-        yield counter("engine_steps", "Steps of the engine", self.counter("steps"))
+        yield counter("engine_steps", "Steps of the engine", stats.steps)
         yield gauge("num_requests_in_flight", "Requests being answered", self.in_flight)
         yield gauge("num_requests_running", "Sequences in the running batch", stats.running)
         yield gauge("num_requests_waiting", "Sequences that wait to be run", stats.waiting)
@@ -189,7 +171,7 @@ class Metrics:
         yield gauge("kv_cache_blocks", "KV blocks there are", stats.blocks_total)
         yield gauge("kv_cache_blocks_used", "KV blocks in use", stats.blocks_used)
         for name, text, field in _ENGINE_COUNTERS:
-            yield counter(name, text, self.counter(field))
+            yield counter(name, text, getattr(stats, field))
 
         outcomes = CounterMetricFamily(
             "tokentrail_requests",
@@ -230,4 +212,3 @@ _ENGINE_COUNTERS = (
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_hits"),
     ("num_preemptions", "Sequences that lost their blocks to others", "preemptions"),
 )
-_COUNTERS = ("steps", *(field for _, _, field in _ENGINE_COUNTERS))

@@ -1,0 +1,76 @@
+"""What the server asks: local engines and, later, remote upstreams implement it alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from tokentrail.answer.types import AnswerRequest, Choice, Chunk, ModelCard, Usage
+
+
+class Answer(Protocol):
+    """An admitted request. Iterate it once; `aclose`, or cancelling the iteration, stops all of it."""
+
+    id: str
+    model: str
+    created: int
+    seed: int
+    """The seed used, given or drawn: the same request with it gives the same bytes."""
+    fingerprint: str
+    prompt_token_ids: list[list[int]]
+    """Of each prompt."""
+    usage: Usage
+    """Grows while the answer is iterated; `prompt_tokens` is final from the start."""
+    num_choices: int
+
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        """Batches of chunks, each of what was ready at once; never empty.
+
+        Raises `Overloaded` before the first chunk if the queue is full, and `EngineDead` at any time.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
+
+    def sent(self, seconds: float) -> None:
+        """The caller spent `seconds` on handing chunks to the client."""
+        ...
+
+
+class Backend(Protocol):
+    """Something that answers."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken now."""
+        ...
+
+    def models(self) -> list[ModelCard]: ...
+
+    async def open(self, request: AnswerRequest) -> Answer:
+        """Check and admit `request`. Raises `InvalidRequest` and its kin; nothing runs then."""
+        ...
+
+
+async def collect(answer: Answer) -> list[Choice]:
+    """The whole answer: exactly its chunks, joined."""
+    parts: list[list[Chunk]] = [[] for _ in range(answer.num_choices)]
+    try:
+        async for chunks in answer:
+            for chunk in chunks:
+                parts[chunk.index].append(chunk)
+    finally:
+        await answer.aclose()
+    return [join(index, chunks) for index, chunks in enumerate(parts)]
+
+
+def join(index: int, chunks: list[Chunk]) -> Choice:
+    asked = any(chunk.logprobs is not None for chunk in chunks)
+    return Choice(
+        index=index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        logprobs=[entry for chunk in chunks for entry in chunk.logprobs or ()] if asked else None,
+        finish_reason=chunks[-1].finish_reason if chunks else None,
+        stop_reason=chunks[-1].stop_reason if chunks else None,
+    )

@@ -1,0 +1,120 @@
+"""Prompts → token ids, and whether they fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokentrail.answer.choice import PromptEcho
+from tokentrail.answer.types import AnswerRequest, ChatPrompt, Prompt, TextPrompt
+from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, SamplingParams
+from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
+
+
+@dataclass
+class Prepared:
+    """A request's prompts as tokens."""
+
+    token_ids: list[list[int]]
+    texts: list[str | None]
+    """What was tokenized; None: the prompt came as tokens."""
+    template_seconds: float | None
+    tokenize_seconds: float
+
+
+def prepare(prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTemplate) -> Prepared:
+    """Render and tokenize. Takes a moment for long prompts, and may run in a thread."""
+    prepared = Prepared([], [], None, 0.0)
+    for prompt in prompts:
+        if isinstance(prompt, ChatPrompt):
+            start = time.perf_counter()
+            text = template.render(
+                prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.template_kwargs
+            )
+            prepared.template_seconds = (prepared.template_seconds or 0.0) + time.perf_counter() - start
+        elif isinstance(prompt, TextPrompt):
+            text = prompt.text
+        else:
+            for id in prompt.token_ids:
+                if not 0 <= id < tokenizer.vocab_size:
+                    raise InvalidRequest(
+                        f"prompt: {id} is not a token id; the vocabulary has {tokenizer.vocab_size} tokens.",
+                        param="prompt",
+                    )
+            prepared.token_ids.append(list(prompt.token_ids))
+            prepared.texts.append(None)
+            continue
+        start = time.perf_counter()
+        # A template writes the tokens that begin a conversation itself.
+        ids = tokenizer.encode(text, add_special_tokens=not isinstance(prompt, ChatPrompt))
+        prepared.tokenize_seconds += time.perf_counter() - start
+        prepared.token_ids.append(ids)
+        prepared.texts.append(text)
+    return prepared
+
+
+def size(prompts: Sequence[Prompt]) -> int:
+    """Characters to tokenize, roughly: decides whether a thread is worth it."""
+    total = 0
+    for prompt in prompts:
+        if isinstance(prompt, ChatPrompt):
+            total += sum(len(m["content"]) for m in prompt.messages if isinstance(m.get("content"), str))
+        elif isinstance(prompt, TextPrompt):
+            total += len(prompt.text)
+    return total
+
+
+def resolve_max_tokens(request: AnswerRequest, token_ids: Sequence[int], context: int) -> int:
+    """Tokens the answer to one prompt may have: those asked for, or all that the context has left.
+
+    0 only with `echo`. Raises `InvalidRequest` naming the prompt's tokens, the limit and the context.
+    """
+    field = "messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt"
+    used = len(token_ids)
+    asked = request.sampling.max_tokens
+    if not used:
+        raise InvalidRequest(f"{field} is empty: it has no tokens.", param=field)
+    left = context - used
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context} tokens. However, your {field} resulted in "
+            f"{used} tokens, which leaves none for the answer. Please reduce the length of the {field}.",
+            param=field,
+        )
+    if asked is None:
+        return left
+    if asked < 1 and not (asked == 0 and request.echo):
+        raise InvalidRequest(
+            f"max_tokens must be from 1 to {left}, not {asked}: the {field} has {used} tokens and the "
+            f"context holds {context}.",
+            param="max_tokens",
+        )
+    if asked > left:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context} tokens. However, you requested {used + asked} "
+            f"tokens ({used} in the {field}, {asked} in the completion as max_tokens). max_tokens can be at "
+            f"most {left} here. Please reduce the length of the {field} or max_tokens.",
+            param="max_tokens",
+        )
+    return asked
+
+
+def echo_of(
+    token_ids: Sequence[int], text: str | None, sampling: SamplingParams, tokenizer: Tokenizer
+) -> PromptEcho:
+    """The prompt as it is repeated: a text as it was written, tokens decoded."""
+    # What was written as text shows the special tokens that were written in it.
+    skip = text is None and sampling.skip_special_tokens
+    whole = tokenizer.decode(token_ids, skip_special_tokens=skip, text_start=True)
+    pieces: list[str] = []
+    if sampling.logprobs is not None:
+        detokenizer = IncrementalDetokenizer(tokenizer, skip)
+        pieces = [detokenizer.push((id,)) for id in token_ids]
+        pieces[-1] += detokenizer.flush()
+        if text is not None and tokenizer.add_bos and token_ids[0] == tokenizer.bos_token_id:
+            pieces[0] = ""  # nobody wrote it
+        elif sum(map(len, pieces)) > len(whole):
+            first = next(at for at, piece in enumerate(pieces) if piece)
+            pieces[first] = pieces[first][1:]  # the space before the first word that SentencePiece adds
+    return PromptEcho(token_ids, whole if text is None else text, pieces)

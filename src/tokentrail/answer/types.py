@@ -1,0 +1,137 @@
+"""What is asked of a backend and what it answers, independent of any wire format."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tokentrail.protocol import SamplingParams
+
+# --- the question ----------------------------------------------------------------------------------
+
+
+class ChatPrompt(msgspec.Struct, kw_only=True):
+    """A conversation, which the model's chat template turns into text."""
+
+    messages: list[dict[str, Any]]
+    """`role`, `content` (text, or None beside tool calls) and whatever else the template reads."""
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = {}
+    """Further variables for the template."""
+
+
+class TextPrompt(msgspec.Struct):
+    """Text as it is. Special tokens written in it are parsed, and a beginning-of-sequence token is added
+    where the model wants one."""
+
+    text: str
+
+
+class TokensPrompt(msgspec.Struct):
+    """Token ids as they are."""
+
+    token_ids: list[int]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt
+
+
+class AnswerRequest(msgspec.Struct, kw_only=True):
+    """One request: a number of prompts, each of which is answered `sampling.n` times.
+
+    Choice k of the answer belongs to prompt k // n. Each prompt is answered as if it had been asked alone.
+    """
+
+    id: str
+    """The answer's id, and its journey's."""
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    """`seed` and `max_tokens` may be None. `max_tokens=0` is allowed with `echo`: the prompt is only scored.
+    """
+    model: str
+    """The model's name as the request wrote it."""
+    endpoint: str
+    """Who asks: the route, or `LLM`."""
+    echo: bool = False
+    """Begin each choice with its prompt; with `sampling.logprobs`, with the prompt's log-probabilities too.
+    """
+    request_id: str | None = None
+    """The client's own id for the request."""
+    tenant: str = ""
+    priority: int = 0
+    salt: str = ""
+    deadline: float | None = None
+    received: float | None = None
+    """Wall clock; None: now."""
+
+
+# --- the answer ------------------------------------------------------------------------------------
+
+
+class TokenText(msgspec.Struct, gc=False):
+    """One token of the vocabulary as text."""
+
+    id: int
+    text: str
+    """Decoded alone; a replacement character where it is not whole UTF-8."""
+    bytes: bytes
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token of the answer (or of an echoed prompt) and how likely it was."""
+
+    token: TokenText
+    logprob: float | None
+    """Natural logarithm, before penalties and temperature; None: the first token of a prompt."""
+    top: list[tuple[TokenText, float]]
+    """The most likely tokens, best first; as many as were asked for."""
+    offset: int
+    """Characters of the choice's text before this token."""
+
+
+class Chunk(msgspec.Struct):
+    """What is new of one choice. Joined in order, the chunks of a choice are its whole answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    """Tokens generated. Their text may come later: half characters and possible stop strings are held back.
+    """
+    logprobs: list[TokenLogprob] | None = None
+    """Of `token_ids`, one by one, preceded in an echo by those of the prompt; None: not asked for."""
+    finish_reason: str | None = None
+    """stop or length; set on the last chunk of each choice."""
+    stop_reason: str | int | None = None
+    """The stop string or the id from `stop_token_ids` that ended the choice."""
+
+
+class Usage(msgspec.Struct, gc=False):
+    """Tokens of a request. Each prompt counts once, however many choices it has."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Up to and including an end-of-sequence or stop token, or the token that completes a stop string."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """A whole choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model one can ask."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    """The model's name in its file."""
