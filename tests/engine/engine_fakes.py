@@ -14,6 +14,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -194,14 +195,14 @@ class FakeRunner:
     - crash_token: SIGKILL when this token is computed;
     - crash_always: SIGKILL at the first step;
     - fail_start: raise at the start while this file exists;
-    - startup: seconds the start takes.
+    - fingerprint: file that holds the model's fingerprint.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         options = {key: values[0] for key, values in parse_qs(urlsplit(config.model or "").query).items()}
-        if "fail_start" in options and os.path.exists(options["fail_start"]):
+        if "fail_start" in options and Path(options["fail_start"]).exists():
             raise ModelFileError("model.gguf: the magic is wrong. Download the file again.")
-        time.sleep(float(options.get("startup", 0)))
+        fingerprint = Path(options["fingerprint"]).read_text() if "fingerprint" in options else "fake"
         self.delay = float(options.get("delay", 0))
         self.crash_token = int(options.get("crash_token", -1))
         self.crash_always = "crash_always" in options
@@ -218,7 +219,7 @@ class FakeRunner:
             kv_bytes_per_token=8,
             weight_bytes=0,
             eos_token_ids=[EOS],
-            fingerprint="fake",
+            fingerprint=fingerprint,
             isa="none",
             threads=1,
             max_num_seqs=config.max_num_seqs,

@@ -37,7 +37,7 @@ class InFlight:
         self.delivered: list[int] = list(request.output)
         self.told_first = False
         self.accepted = False
-        """Some engine process has had it."""
+        """An engine process that died had it."""
         self.sent = False
         """The engine process that lives now has it."""
         self.proven = False
@@ -136,6 +136,7 @@ class Recovery:
         # Those that have shown that they can be computed go first; suspects go last.
         flights.sort(key=lambda flight: (flight.strikes, not flight.told_first))
         for flight in flights:
+            flight.accepted |= flight.sent
             flight.sent = flight.proven = False
         self._in_flight = {flight.request.id: flight for flight in flights}
         self._line = deque(flights)
@@ -156,6 +157,6 @@ class Recovery:
         room = (0 if self._unproven else 1) if self.cautious else len(self._line)
         sending = [self._line.popleft() for _ in range(min(room, len(self._line)))]
         for flight in sending:
-            flight.sent = flight.accepted = True
+            flight.sent = True
             self._unproven.add(flight.request.id)
         return sending
