@@ -3,6 +3,7 @@
 A GGUF file is untrusted input. Every count is compared with the bytes that are there before anything is
 allocated or read for it, so damage leads to one `ModelFileError` and never to a crash, a huge allocation or
 a read out of bounds. Opening reads the metadata and the tensor table; tensor bytes are touched on use only.
+(What no reader of a mapped file can check: that nobody cuts the file short while it is in use.)
 
 Layout (docs/gguf.md in the ggml repository): magic, version, tensor count, metadata count, the metadata as
 key, type, value; then the tensor table as name, dimensions (fastest first), type, offset; then, aligned to

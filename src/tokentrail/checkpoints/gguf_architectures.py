@@ -29,6 +29,7 @@ LAYER_TENSORS = {
 }
 IGNORED_LAYER_TENSORS = frozenset({"attn_rot_embd"})
 """Rotary frequencies that old converters stored; they follow from the metadata."""
+IGNORED = ""
 
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias)")
 _GLOBAL_NAME = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
@@ -47,22 +48,19 @@ class GGUFArchitecture:
 
 
 def canonical_name(stored: str) -> str | None:
-    """`blk.3.attn_q.weight` → `layers.3.q`; None for a tensor not needed; itself if unknown."""
-    match = _LAYER_NAME.fullmatch(stored)
-    if match:
+    """`blk.3.attn_q.weight` → `layers.3.q`; `IGNORED` for a tensor not needed; None for one not known."""
+    if match := _LAYER_NAME.fullmatch(stored):
         layer, base, suffix = match.groups()
         if base in IGNORED_LAYER_TENSORS:
-            return None
-        name = LAYER_TENSORS.get(base)
-        prefix = f"layers.{layer}."
-    else:
-        match = _GLOBAL_NAME.fullmatch(stored)
-        if not match:
-            return stored
+            return IGNORED
+        name, prefix = LAYER_TENSORS.get(base), f"layers.{layer}."
+    elif match := _GLOBAL_NAME.fullmatch(stored):
         base, suffix = match.groups()
         name, prefix = GLOBAL_TENSORS.get(base), ""
+    else:
+        return None
     if name is None:
-        return stored
+        return None
     return prefix + name if suffix == "weight" else f"{prefix}{name}.bias"
 
 

@@ -6,9 +6,9 @@ import importlib.util
 import os
 from pathlib import Path
 
-from tokentrail.checkpoints.errors import file_error, quoted
+from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
 from tokentrail.checkpoints.gguf import GGUFFile, read_gguf
-from tokentrail.checkpoints.gguf_architectures import canonical_name, read_config
+from tokentrail.checkpoints.gguf_architectures import IGNORED, canonical_name, read_config
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
@@ -60,10 +60,10 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
     for stored in file.tensors.values():
         name = canonical_name(stored.name)
         if name is None:
+            problem = f"tensor {quoted(stored.name)} has no place in a model of this architecture"
+            raise file_error(file.path, problem, CONVERT_AGAIN)
+        if name == IGNORED:
             continue
-        if name in tensors:
-            problem = f"tensors {quoted(stored_names[name])} and {quoted(stored.name)} are the same"
-            raise file_error(file.path, problem, "Convert the model again.")
         tensors[name] = Tensor(name, stored.shape, stored.type.name, file.data(stored))
         stored_names[name] = stored.name
     config = read_config(metadata, file.path, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
