@@ -1,7 +1,7 @@
 """HTTP: the routes and wire schemas of each dialect, SSE, errors, health, metrics, and the server's own life.
 
-`serve(config)` runs a server until it is told to stop; `create_app(...)` is the ASGI application alone. The names
-are loaded on first use: the engine process is started before the web framework is imported.
+`serve(config)` runs a server until it is told to stop; `create_app(...)` is the ASGI application alone. The
+names are loaded on first use: the engine process is started before the web framework is imported.
 """
 
 from __future__ import annotations

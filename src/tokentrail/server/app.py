@@ -1,0 +1,101 @@
+"""The ASGI application: routes, middleware and error handlers around a `ServerState`."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail import __version__
+from tokentrail.protocol import InvalidRequest, TokentrailError
+from tokentrail.server.errors import HTTPError, on_error, on_http_exception
+from tokentrail.server.gate import Gate
+from tokentrail.server.keys import Keys
+from tokentrail.server.openai.routes import create_router
+from tokentrail.server.state import ServerState
+
+_MOST_LISTED = 1000
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application for `state`, whose backend may be set later: until then, health is 503."""
+    config = state.config
+    app = FastAPI(
+        title="Tokentrail",
+        version=__version__,
+        description="An OpenAI-compatible server that keeps a trail of every answer.",
+        redoc_url=None,
+    )
+    app.include_router(create_router(state))
+    app.include_router(_operations(state))
+    app.include_router(_journeys(state))
+    app.add_exception_handler(TokentrailError, on_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_middleware(Gate, keys=Keys(config.api_keys), metrics=state.metrics)
+    if config.allowed_origins:
+        # Outermost: a browser must be able to read a refusal too, and its preflight has no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=["x-request-id"],
+        )
+    return app
+
+
+def _operations(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no
+        key.
+        """
+        return _json({"status": state.health}, 200 if state.health == "ok" else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics in Prometheus's text format. Needs no key."""
+        body, content_type = state.metrics.render()
+        return Response(body, headers={"content-type": content_type})
+
+    return router
+
+
+def _journeys(state: ServerState) -> APIRouter:
+    router = APIRouter(prefix="/v1/journeys", tags=["journeys"])
+
+    @router.get("")
+    async def list_journeys(request: Request) -> Response:
+        """The newest journeys made with this key, without their steps. `limit`: 1 to 1000, default 20."""
+        given = request.query_params.get("limit", "20")
+        if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MOST_LISTED):
+            raise InvalidRequest(
+                f"limit must be an integer from 1 to {_MOST_LISTED}, not {given[:40]!r}.", param="limit"
+            )
+        return _json(state.journeys.list(request.state.tenant, int(given[:9])))
+
+    @router.get("/{id}")
+    async def get_journey(request: Request, id: str) -> Response:
+        """What happened to one request, by the id of its answer or the `x-request-id` it was sent with."""
+        journey = state.journeys.view(id, request.state.tenant)
+        if journey is None:
+            raise HTTPError(
+                404,
+                "There is no journey with this id among those of this key that are still kept.",
+                type="invalid_request_error",
+                code="journey_not_found",
+            )
+        return _json(journey)
+
+    return router
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

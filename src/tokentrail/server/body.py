@@ -1,0 +1,47 @@
+"""Reading a request's body: no more than is allowed, in no more time than is sensible."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from tokentrail.server.errors import HTTPError, too_large
+
+BODY_TIMEOUT = 60.0
+"""Seconds for the whole body to arrive."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of at most `limit` bytes. It is counted while it arrives: `Content-Length` may lie or be
+    absent.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # Forms and plain text are what a foreign web page may post without asking: refusing them keeps pages out.
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPError(
+            415,
+            f"The body must be JSON (Content-Type: application/json), not {kind[:80]!r}.",
+            type="invalid_request_error",
+        )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise too_large(limit)
+    try:
+        return await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT)
+    except asyncio.TimeoutError:
+        raise HTTPError(408, "The body took too long to arrive.", type="invalid_request_error") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+__all__ = ["BODY_TIMEOUT", "ClientDisconnect", "read_body"]

@@ -1,0 +1,112 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail.protocol import Overloaded, TokentrailError
+
+log = logging.getLogger(__name__)
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    error: ErrorBody
+
+
+class HTTPError(TokentrailError):
+    """An error that only makes sense over HTTP."""
+
+    def __init__(
+        self, status: int, message: str, *, type: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.type = type
+
+
+def unauthorized(message: str) -> HTTPError:
+    return HTTPError(401, message, type="invalid_request_error", code="invalid_api_key")
+
+
+def model_not_found(name: str) -> HTTPError:
+    return HTTPError(
+        404,
+        f"The model `{name}` does not exist or you do not have access to it.",
+        type="invalid_request_error",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def too_large(limit: int) -> HTTPError:
+    return HTTPError(
+        413,
+        f"The request body is larger than this server takes ({limit} bytes).",
+        type="invalid_request_error",
+        code="request_too_large",
+    )
+
+
+def unavailable(message: str, code: str) -> HTTPError:
+    return HTTPError(503, message, type="server_error", code=code)
+
+
+def error_json(error: Exception) -> bytes:
+    """What the client is told. Of errors that are not for users' eyes, only that there was one."""
+    if isinstance(error, TokentrailError):
+        body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
+    else:
+        body = ErrorBody(message="The server had an internal error.", type="server_error")
+    return msgspec.json.encode(ErrorResponse(body))
+
+
+def error_response(error: Exception) -> Response:
+    status = error.status if isinstance(error, TokentrailError) else 500
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    elif status == 503:
+        headers["Retry-After"] = "1"
+    elif status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 413:
+        # The rest of the body is not read.
+        headers["Connection"] = "close"
+    return Response(error_json(error), status, headers, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, which the framework reports."""
+    status = getattr(error, "status_code", 500)
+    what = {404: "Unknown request URL", 405: "Not allowed"}.get(status, "Error")
+    message = f"{what}: {request.method} {request.url.path}."
+    response = error_response(
+        HTTPError(
+            status, message, type="invalid_request_error", code="unknown_url" if status == 404 else None
+        )
+    )
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
+
+
+def log_internal(error: BaseException, where: str) -> None:
+    """A bug. Its message is left out of the log: it may quote what the user wrote."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("internal error in %s: %s\n%s", where, type(error).__name__, frames.rstrip())

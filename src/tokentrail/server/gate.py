@@ -1,0 +1,74 @@
+"""What every HTTP request passes first: its id, its key, a count of its response, and a net under its
+errors.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokentrail.observability import Metrics
+from tokentrail.protocol import TokentrailError
+from tokentrail.server.errors import error_response, log_internal
+from tokentrail.server.keys import OPEN_PATHS, Keys
+
+# What may be echoed into a header and a log line.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Gate:
+    """ASGI middleware. Leaves `tenant`, `client_request_id` and `received` in the request's state."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self.app = app
+        self.keys = keys
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        authorization: bytes | None = None
+        request_id = b""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value
+            elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                request_id = value
+        state = scope.setdefault("state", {})
+        state["client_request_id"] = request_id.decode() or None
+        state["received"] = time.time()
+        request_id = request_id or f"req_{uuid.uuid4().hex}".encode()
+        status = 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                if not any(name == b"x-request-id" for name, _ in headers):
+                    headers.append((b"x-request-id", request_id))
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                state["tenant"] = self.keys.tenant(authorization)
+            await self.app(scope, receive, counted)
+        except TokentrailError as error:
+            if status:
+                raise
+            await error_response(error)(scope, receive, counted)
+        except Exception as error:
+            log_internal(error, f"{scope['method']} {_route(scope)}")
+            if not status:
+                await error_response(error)(scope, receive, counted)
+        finally:
+            self.metrics.http_response(scope["method"], _route(scope), status)
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern: a bounded number of names, whatever is asked for."""
+    return getattr(scope.get("route"), "path", "other")

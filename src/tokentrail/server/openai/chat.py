@@ -1,0 +1,202 @@
+"""Chat completions: request → `AnswerRequest`, chunks → response objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tokentrail.answer import Answer, ChatPrompt, Choice, Chunk, Prompt, TokenLogprob, Usage
+from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage
+from tokentrail.server.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    DeltaBody,
+    MessageBody,
+    PromptTokensDetails,
+    TokenLogprobBody,
+    TopLogprobBody,
+    UsageBody,
+)
+from tokentrail.server.sse import event
+
+# What a template sets itself, or what other parameters say.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_LOWEST_LOGPROB = -9999.0
+"""For tokens that were impossible: JSON has no infinity."""
+
+
+def prompt_of(body: ChatCompletionRequest) -> ChatPrompt:
+    if not body.messages:
+        raise InvalidRequest("messages must not be empty.", param="messages")
+    kwargs = body.chat_template_kwargs or {}
+    for name in kwargs:
+        if name in _RESERVED:
+            raise InvalidRequest(f"chat_template_kwargs must not set {name!r}.", param="chat_template_kwargs")
+    return ChatPrompt(
+        messages=[_message(message, at) for at, message in enumerate(body.messages)],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        template_kwargs=kwargs,
+    )
+
+
+def _message(message: ChatMessage, at: int) -> dict[str, Any]:
+    """As the template gets it: text alone. `developer` is OpenAI's newer word for `system`."""
+    fields: dict[str, Any] = message.model_dump(exclude_none=True, exclude={"content"})
+    if message.role == "developer":
+        fields["role"] = "system"
+    if isinstance(message.content, str):
+        fields["content"] = message.content
+    elif message.content is not None:
+        texts = []
+        for number, part in enumerate(message.content):
+            text = part.refusal if part.type == "refusal" else part.text
+            where = f"messages[{at}].content[{number}]"
+            if part.type not in ("text", "refusal"):
+                raise InvalidRequest(
+                    f"{where} is of type {part.type[:40]!r}, but the model reads text only.", param=where
+                )
+            if text is None:
+                raise InvalidRequest(f"{where} has no {part.type}.", param=where)
+            texts.append(text)
+        fields["content"] = "\n".join(texts)
+    return fields
+
+
+def sampling_of(body: ChatCompletionRequest) -> SamplingParams:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
+        raise InvalidRequest(
+            f"top_logprobs must be from 0 to 20, not {body.top_logprobs}.", param="top_logprobs"
+        )
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return body.sampling(max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+    )
+
+
+def completion(answer: Answer, choices: list[Choice], body: ChatCompletionRequest) -> ChatCompletion:
+    ids = bool(body.return_token_ids)
+    return ChatCompletion(
+        id=answer.id,
+        created=answer.created,
+        model=answer.model,
+        choices=[
+            ChatChoice(
+                index=choice.index,
+                message=MessageBody(choice.text),
+                logprobs=None if choice.logprobs is None else _logprobs(choice.logprobs),
+                finish_reason=choice.finish_reason,
+                stop_reason=UNSET if choice.stop_reason is None else choice.stop_reason,
+                token_ids=choice.token_ids if ids else UNSET,
+            )
+            for choice in choices
+        ],
+        usage=usage_body(answer.usage),
+        system_fingerprint=answer.fingerprint,
+        seed=answer.seed,
+        prompt_token_ids=answer.prompt_token_ids[0] if ids else UNSET,
+    )
+
+
+class ChatDialect:
+    prefix = "chatcmpl"
+
+    def __init__(self, body: ChatCompletionRequest) -> None:
+        self.body = body
+
+    def question(self) -> tuple[list[Prompt], SamplingParams]:
+        return [prompt_of(self.body)], sampling_of(self.body)
+
+    def whole(self, answer: Answer, choices: list[Choice]) -> ChatCompletion:
+        return completion(answer, choices, self.body)
+
+    def stream(self, answer: Answer) -> ChatStream:
+        return ChatStream(answer, self.body)
+
+
+class ChatStream:
+    """Chunks → events: for each choice first its role, then its text, then why it ended; usage last."""
+
+    def __init__(self, answer: Answer, body: ChatCompletionRequest) -> None:
+        self._answer = answer
+        self._ids = bool(body.return_token_ids)
+        self._usage = body.include_usage
+        self._frame = ChatChunk(
+            id=answer.id,
+            created=answer.created,
+            model=answer.model,
+            system_fingerprint=answer.fingerprint,
+            seed=answer.seed,
+            choices=[],
+            usage=None if self._usage else UNSET,
+        )
+
+    def start(self) -> bytes:
+        events = []
+        for index in range(self._answer.num_choices):
+            choice = ChatChunkChoice(index=index, delta=DeltaBody(content="", role="assistant", refusal=None))
+            frame = self._frame
+            if self._ids and index == 0:
+                frame = msgspec.structs.replace(frame, prompt_token_ids=self._answer.prompt_token_ids[0])
+            frame.choices = [choice]
+            events.append(event(frame))
+        return b"".join(events)
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        """Empty if there is nothing to show yet."""
+        done = chunk.finish_reason is not None
+        parts = b""
+        if chunk.text or chunk.logprobs or (self._ids and chunk.token_ids):
+            choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(content=chunk.text))
+            if chunk.logprobs is not None:
+                choice.logprobs = _logprobs(chunk.logprobs)
+            if self._ids:
+                choice.token_ids = chunk.token_ids
+            self._frame.choices = [choice]
+            parts = event(self._frame)
+        if done:
+            choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(), finish_reason=chunk.finish_reason)
+            if chunk.stop_reason is not None:
+                choice.stop_reason = chunk.stop_reason
+            self._frame.choices = [choice]
+            parts += event(self._frame)
+        return parts
+
+    def end(self) -> bytes:
+        if not self._usage:
+            return b""
+        self._frame.choices = []
+        self._frame.usage = usage_body(self._answer.usage)
+        return event(self._frame)
+
+
+def _logprobs(entries: list[TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            TokenLogprobBody(
+                entry.token.text,
+                finite(entry.logprob),
+                list(entry.token.bytes),
+                [TopLogprobBody(token.text, finite(value), list(token.bytes)) for token, value in entry.top],
+            )
+            for entry in entries
+        ]
+    )
+
+
+def finite(logprob: float | None) -> float:
+    return _LOWEST_LOGPROB if logprob is None else max(logprob, _LOWEST_LOGPROB)

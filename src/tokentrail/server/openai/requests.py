@@ -1,0 +1,285 @@
+"""Request bodies, as OpenAI's API reference describes them, with vLLM's further sampling parameters.
+
+Types are strict: a number in quotes is a mistake, not a number. Ranges are checked in one place for all
+dialects, `SamplingParams.validate`. Known parameters that this server cannot honour are refused, each with
+its reason; unknown ones are ignored, and logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tokentrail.protocol import InvalidRequest, SamplingParams
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound="GenerationRequest")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class ContentPart(BaseModel):
+    """Part of a message. Only text is read."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What both ways of asking share."""
+
+    # OpenAI's clients may send null for any parameter: it means "not given" throughout.
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    # vLLM's.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {}
+    """Parameter → what to say when it is given. A value that asks for nothing (null, false, [], …) is fine.
+    """
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that are known, and rightly have no effect here."""
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Not validated: that needs the vocabulary and the prompt."""
+        given: dict[str, Any] = {}
+        for name in _SAME_NAME:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
+        if self.stop is not None:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias:
+            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+    def check(self) -> None:
+        """Refuse what cannot be honoured."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is only allowed when stream is true.", param="stream_options"
+            )
+        for name, value in (self.model_extra or {}).items():
+            reason = self.UNSUPPORTED.get(name)
+            if reason is not None:
+                if not _asks_for_nothing(value):
+                    raise InvalidRequest(f"{name} is not supported: {reason}", param=name)
+            elif name not in self.HARMLESS:
+                _ignored(name)
+
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+
+_GRAMMARS = dict.fromkeys(
+    (
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "structural_tag",
+    ),
+    "this server does not constrain answers to a grammar or schema yet.",
+)
+_ENGINE = {
+    "use_beam_search": "only sampling is.",
+    "best_of": "ask for n choices and pick among them by their log-probabilities.",
+    "truncate_prompt_tokens": "shorten the prompt before sending it.",
+    "bad_words": "use logit_bias with the tokens' ids.",
+    "allowed_token_ids": "use logit_bias with the tokens' ids.",
+    "logits_processors": "only the listed sampling parameters are.",
+    "prompt_embeds": "send text or token ids.",
+    "prompt_logprobs": "use echo and logprobs with /v1/completions.",
+}
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        **_GRAMMARS,
+        **_ENGINE,
+        "tools": "this server does not parse tool calls yet.",
+        "tool_choice": "this server does not parse tool calls yet.",
+        "functions": "this server does not parse tool calls yet.",
+        "function_call": "this server does not parse tool calls yet.",
+        "response_format": 'only {"type": "text"} is; this server does not constrain answers yet.',
+        "audio": "the model writes text only.",
+        "modalities": 'only ["text"] is; the model writes text only.',
+        "web_search_options": "this server does not search the web.",
+        "prediction": "predicted outputs are not used.",
+        "chat_template": "a template comes from the model or from the server's settings.",
+        "continue_final_message": "use /v1/completions to continue a text.",
+        "documents": "write them into the messages.",
+        "echo": "use /v1/completions to get the prompt back.",
+    }
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "safety_identifier",
+            "service_tier",
+            "store",
+        }
+    )
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        **_GRAMMARS,
+        **_ENGINE,
+        "suffix": "the model does not fill in the middle of a text.",
+        "response_format": 'only {"type": "text"} is; this server does not constrain answers yet.',
+    }
+
+
+def parse(model: type[Body], body: bytes) -> Body:
+    """JSON → a checked request. Raises `InvalidRequest` that names the first wrong field."""
+    try:
+        request = model.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error) from None
+    request.check()
+    return request
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """One sentence about the first field at fault. A union reports once for each type that did not fit."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"The body is not valid JSON: {first['msg'].partition(': ')[2]}.")
+    if not first["loc"]:
+        return InvalidRequest("The body must be a JSON object.")
+    name = str(first["loc"][0])
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return InvalidRequest(f"You must provide {name}.", param=name)
+    # Where a union failed, the branch that was entered deepest is the one that was meant.
+    paths = [_path(entry["loc"]) for entry in errors]
+    path = max((one for one in paths if one[0] == name), key=len)
+    wanted: list[str] = []
+    for entry, one in zip(errors, paths, strict=True):
+        if one == path and (said := _wanted(entry["msg"])) not in wanted:
+            wanted.append(said)
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+    return InvalidRequest(f"Invalid value for '{field}': it should be {' or '.join(wanted)}.", param=field)
+
+
+def _path(location: tuple[int | str, ...]) -> list[int | str]:
+    """Without the branches of unions, which pydantic puts into it: `str`, `list[int]` …"""
+    return [str(location[0]), *(part for part in location[1:] if not _names_a_type(part))]
+
+
+def _names_a_type(part: int | str) -> bool:
+    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
+
+
+def _wanted(message: str) -> str:
+    for start in ("Input should be ", "Value should be ", "Value should have ", "List should have "):
+        if message.startswith(start):
+            return message[len(start) :]
+    return message[0].lower() + message[1:]
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    if value in (None, False, "none", "auto", "", ["text"]) or value == {"type": "text"}:
+        return True
+    return isinstance(value, (list, dict)) and not value
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise InvalidRequest(
+            f"logit_bias maps token ids to numbers; {key[:40]!r} is not a token id.", param="logit_bias"
+        ) from None
+
+
+_told: set[str] = set()
+_MOST_TOLD = 100
+
+
+def _ignored(name: str) -> None:
+    """Log an unknown parameter once; only its name, and not without end."""
+    if name not in _told and len(_told) < _MOST_TOLD:
+        _told.add(name)
+        log.warning("ignoring the unknown parameter %r", name[:80])

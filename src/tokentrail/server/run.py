@@ -1,0 +1,258 @@
+"""A server's life: start the engine, load the rest while it loads, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+# Only what is needed to start the engine process: everything else is imported while that loads its model.
+from tokentrail.engine.client import EngineClient
+from tokentrail.observability.logging import setup_logging
+from tokentrail.protocol import TokentrailError
+from tokentrail.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from tokentrail.answer.local import TextParts
+    from tokentrail.server.state import ServerState
+
+log = logging.getLogger(__name__)
+
+_MOST_HEADER_BYTES = 64 * 1024
+_KEEP_ALIVE = 30.0
+"""Seconds an idle connection stays open: longer than clients keep theirs, so that they never lose the race.
+"""
+
+
+def serve(config: ServerConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. A second signal ends at once.
+
+    Raises a `TokentrailError` that says why, if the model cannot be loaded or the address is taken.
+    """
+    setup_logging(config.log_level)
+    loop = _new_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(Server(config).run())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not there on Windows
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class Server:
+    """One run of a server, on the running event loop."""
+
+    def __init__(self, config: ServerConfig, *, runner: str | None = None) -> None:
+        """`runner`: as `EngineClient` takes it."""
+        self.config = config
+        self.engine = EngineClient(config.engine, runner=runner)
+        self.port = config.port
+        """Where it listens; settled once `run` has begun."""
+        self.ready = asyncio.Event()
+        """Set when requests are taken."""
+        self.state: ServerState | None = None
+        self._told_to_end = asyncio.Event()
+
+    def end(self) -> None:
+        """Have `run` drain and return."""
+        self._told_to_end.set()
+
+    async def run(self) -> None:
+        """Serve until `end` or a signal. The process's signals are handled if this is its main thread."""
+        listener = _listen(self.config.host, self.config.port)
+        self.port = listener.getsockname()[1]
+        self._handle_signals()
+        told = asyncio.ensure_future(self._told_to_end.wait())
+        work = asyncio.ensure_future(self._serve(listener))
+        try:
+            await asyncio.wait({told, work}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not self.ready.is_set():
+                work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+        finally:
+            for task in (told, work):
+                task.cancel()
+            await asyncio.wait({told, work})
+            await self.engine.close()
+            listener.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        # The loop stays free to start the engine process while threads import and load.
+        starting = asyncio.ensure_future(self.engine.start())
+        parts = asyncio.ensure_future(loop.run_in_executor(None, _load_text, self.config))
+        watching: asyncio.Task[None] | None = None
+        web: uvicorn.Server | None = None
+        try:
+            state = self.state = await loop.run_in_executor(None, _import_web, self.config)
+            web = _web_server(state)
+            serving = asyncio.ensure_future(web.serve(sockets=[listener]))
+            watching = asyncio.ensure_future(state.watch_stalled())
+            await asyncio.gather(starting, parts)
+            self._open(state, parts.result())
+            await asyncio.wait(
+                {serving, told := asyncio.ensure_future(self._told_to_end.wait())},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            told.cancel()
+            await state.drain(self.config.shutdown_timeout)
+            web.should_exit = True
+            await serving
+        finally:
+            for task in (starting, parts, watching):
+                if task is not None:
+                    task.cancel()
+
+    def _open(self, state: ServerState, parts: TextParts) -> None:
+        """Take requests from now on."""
+        from tokentrail.answer.local import LocalBackend
+
+        backend = LocalBackend(
+            self.engine,
+            parts,
+            names=self.config.served_model_names,
+            journeys=state.journeys,
+            metrics=state.metrics,
+        )
+        name = backend.models()[0].id
+        state.metrics.model_name = name
+        state.backend = backend
+        self.ready.set()
+        print(_banner(self, name), flush=True)
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+                # The next one ends the process, and the engine with it.
+                signal.signal(number, signal.SIG_DFL)
+            self.end()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, told)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Connections made before the web server runs wait in its queue."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise TokentrailError(
+            f"Cannot listen at {host}:{port}: {error.strerror or error}. Choose another --host or --port."
+        ) from None
+    return listener
+
+
+def _load_text(config: ServerConfig) -> TextParts:
+    from tokentrail.answer.local import load_text_parts
+
+    return load_text_parts(config.engine.model, config.chat_template)
+
+
+def _import_web(config: ServerConfig) -> ServerState:
+    import h11  # noqa: F401
+    import uvicorn
+    import uvicorn.lifespan.off
+    import uvicorn.protocols.http.h11_impl  # noqa: F401
+
+    import tokentrail.server.app  # noqa: F401
+    from tokentrail.journey import JourneyStore
+    from tokentrail.observability import Metrics
+    from tokentrail.server.state import ServerState
+
+    journeys = JourneyStore(config.trail_size, keep_text=config.trail_text)
+    return ServerState(config, journeys, Metrics())
+
+
+def _web_server(state: ServerState) -> uvicorn.Server:
+    import uvicorn
+
+    from tokentrail.server.app import create_app
+
+    class WebServer(uvicorn.Server):
+        """Leaves signals to us."""
+
+        @contextlib.contextmanager
+        def capture_signals(self):  # type: ignore[no-untyped-def]
+            yield
+
+    web = WebServer(
+        uvicorn.Config(
+            create_app(state),
+            # h11 bounds the size of headers; the faster parser takes any number of megabytes.
+            http="h11",
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(_KEEP_ALIVE),
+            # All answers are done when it is told to exit; this is for connections that do not close.
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+    def hang_up(client: object) -> None:
+        for connection in list(web.server_state.connections):
+            if getattr(connection, "client", None) == client:
+                connection.transport.abort()
+
+    state.hang_up = hang_up
+    return web
+
+
+def _banner(server: Server, name: str) -> str:
+    info = server.engine.info
+    host = server.config.host
+    host = {"0.0.0.0": "localhost", "::": "localhost", "": "localhost"}.get(host, host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+    key = ' -H "Authorization: Bearer $TOKENTRAIL_API_KEY"' if server.config.api_keys else ""
+    capacity = info.num_blocks * info.block_size
+    return "\n".join(
+        [
+            f"Tokentrail serves {name} at {url}/v1",
+            f"  model     {info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, "
+            f"{info.threads} threads, {info.isa}",
+            f"  context   {info.max_model_len} tokens",
+            f"  KV cache  {capacity} tokens ({capacity * info.kv_bytes_per_token / 2**20:.0f} MiB)",
+            f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
+            f'              -d \'{{"model": "{name}", "messages": '
+            '[{"role": "user", "content": "What is the capital of France?"}]}\'',
+        ]
+    )

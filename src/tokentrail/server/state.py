@@ -1,0 +1,159 @@
+"""What the parts of a running server share, and how each running request can be ended from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from tokentrail.server.errors import HTTPError, unavailable
+
+if TYPE_CHECKING:
+    from tokentrail.answer import Backend
+    from tokentrail.journey import JourneyStore
+    from tokentrail.observability import Metrics
+    from tokentrail.server.config import ServerConfig
+
+log = logging.getLogger(__name__)
+
+
+class ClientGone(HTTPError):
+    """The client hung up. Nobody reads the answer to this, but logs and metrics do."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "The client closed the connection.", type="server_error")
+
+
+class ClientStalled(ClientGone):
+    """The client left what was sent to it unread for too long."""
+
+
+class ServerState:
+    """Everything a route needs. `backend` is None until the model is loaded."""
+
+    def __init__(self, config: ServerConfig, journeys: JourneyStore, metrics: Metrics) -> None:
+        self.config = config
+        self.journeys = journeys
+        self.metrics = metrics
+        self.backend: Backend | None = None
+        self.draining = False
+        self.hang_up: Callable[[object], None] = lambda client: None
+        """Drop the connection of a client, given by its address as in the request's scope."""
+        self.active: set[Guard] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def health(self) -> str:
+        """ok, or why no request would be taken."""
+        if self.draining:
+            return "shutting down"
+        if self.backend is None:
+            return "starting"
+        return "ok" if self.backend.ready else "engine down"
+
+    def ready_backend(self) -> Backend:
+        """The backend, or a 503 that says why there is none."""
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        if self.backend is None:
+            raise unavailable("The model is still being loaded.", "starting")
+        # While an engine is being restarted requests wait for it; the backend refuses them when it gives up.
+        return self.backend
+
+    def entered(self, guard: Guard) -> None:
+        self.active.add(guard)
+        self._idle.clear()
+        self.metrics.in_flight = len(self.active)
+
+    def left(self, guard: Guard) -> None:
+        self.active.discard(guard)
+        self.metrics.in_flight = len(self.active)
+        if not self.active:
+            self._idle.set()
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests, let those that run finish within `timeout` seconds, then end them."""
+        self.draining = True
+        if self.active:
+            log.info("shutting down: %d running requests have %g s to finish", len(self.active), timeout)
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except asyncio.TimeoutError:
+            log.warning("shutting down: %d requests did not finish in time", len(self.active))
+            for guard in list(self.active):
+                guard.end(unavailable("The server is shutting down.", "shutting_down"))
+            # Their last words take a moment, unless nobody reads them.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), 2.0)
+
+    async def watch_stalled(self) -> None:
+        """End requests whose client reads nothing. Runs for the server's life."""
+        limit = self.config.send_timeout
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            oldest = time.monotonic() - limit
+            for guard in list(self.active):
+                if guard.sending_since is not None and guard.sending_since < oldest:
+                    log.warning("%s: the client has read nothing for %g s; ended", guard.name, limit)
+                    guard.end(ClientStalled())
+                    self.hang_up(guard.client)
+
+
+class Guard:
+    """While a request runs: ends it when its client hangs up, or when somebody calls `end`.
+
+    The task in `async with` is cancelled then, and the reason is raised where the block ends.
+    """
+
+    def __init__(self, state: ServerState, request: Request, name: str) -> None:
+        self.name = name
+        self.sending_since: float | None = None
+        """`time.monotonic()` at which a write to the client began; None between writes."""
+        self._state = state
+        self.client: object = request.scope.get("client")
+        self._receive = request.receive
+        self._reason: Exception | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def end(self, reason: Exception) -> None:
+        if self._reason is None and self._task is not None:
+            self._reason = reason
+            self._task.cancel()
+
+    async def __aenter__(self) -> Guard:
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch())
+        self._state.entered(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None
+        self._state.left(self)
+        self._watcher.cancel()
+        reason, task, self._task = self._reason, self._task, None
+        if reason is None:
+            return
+        if error is None:
+            # Cancelled in its very last moment: let the cancellation arrive here, not in code that follows.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        elif not isinstance(error, asyncio.CancelledError):
+            return
+        if hasattr(task, "uncancel"):  # Python 3.11 on counts cancellations
+            task.uncancel()  # type: ignore[union-attr]
+        raise reason from None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end(ClientGone())
