@@ -1,2 +1,230 @@
-def register(app):
-    pass
+"""`tokentrail inspect`: what a model file holds, how it splits a text, what its chat template writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokentrail.cli.help import Command
+from tokentrail.cli.units import format_size
+
+if TYPE_CHECKING:
+    from tokentrail.checkpoints import Checkpoint
+    from tokentrail.text import Tokenizer
+
+# The conversation that shows a template; every role that templates commonly know, once.
+SAMPLE = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+CHIP_STYLES = (
+    "black on bright_cyan",
+    "black on bright_yellow",
+    "black on bright_green",
+    "black on bright_magenta",
+)
+
+
+def inspect(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="GGUF file. Left out: the demo model.", show_default=False),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="TEXT", help="Show how TEXT is split into tokens.")
+    ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Show what the chat template makes of a short conversation.")
+    ] = False,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            "--chat-template",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Show this Jinja2 template instead of the model's.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in a model file: sizes, types, context, tokens, template."""
+    from tokentrail.checkpoints import demo_model_path, open_checkpoint
+
+    checkpoint = open_checkpoint(model if model is not None else demo_model_path())
+    result = facts(checkpoint)
+    if tokens is not None:
+        from tokentrail.text import Tokenizer
+
+        result["tokens"] = split(Tokenizer.from_checkpoint(checkpoint), tokens)
+    if template or chat_template is not None:
+        result["rendered_template"] = rendered(checkpoint, chat_template)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False, indent=2))
+    else:
+        _print(result)
+
+
+def facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the file says, as `--json` prints it. Sizes in bytes."""
+    config = checkpoint.config
+    formats: dict[str, dict[str, int]] = {}
+    parts = {"embed": 0, "layers": 0, "head": 0, "other": 0}
+    for name, tensor in checkpoint.tensors.items():
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        entry = formats.setdefault(tensor.format, {"tensors": 0, "parameters": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["parameters"] += count
+        entry["bytes"] += tensor.nbytes
+        part = name.split(".")[0]
+        parts[part if part in parts else "other"] += count
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim  # keys and values of one position
+    source = checkpoint.tokenizer
+    return {
+        "path": str(checkpoint.path),
+        "file_bytes": checkpoint.path.stat().st_size,
+        "name": checkpoint.name,
+        "architecture": config.architecture,
+        "parameters": sum(parts.values()),
+        "parameters_by_part": {part: count for part, count in parts.items() if count},
+        "tensor_bytes": checkpoint.nbytes,
+        "tensors_by_type": dict(sorted(formats.items(), key=lambda item: -item[1]["bytes"])),
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "tied_embeddings": config.tie_embeddings,
+        "context_length": config.max_position,
+        "rope": {"theta": config.rope.theta, "scaling": config.rope.scaling},
+        "sliding_window": config.sliding_window,
+        "kv_bytes_per_token": {"bfloat16": 2 * values, "float32": 4 * values},
+        "tokenizer": {"kind": source.kind, "pre": source.pre},
+        "bos_token_id": source.bos_token_id,
+        "eos_token_ids": {str(id): source.tokens[id] for id in checkpoint.eos_token_ids},
+        "has_chat_template": checkpoint.chat_template is not None,
+    }
+
+
+def split(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
+    """`text` as tokens: id, text, and the bytes in hexadecimal; special tokens in it are parsed."""
+    result = []
+    for id in tokenizer.encode(text):
+        data = tokenizer.token_bytes(id)
+        result.append(
+            {
+                "id": id,
+                "text": data.decode("utf-8", "replace"),
+                "bytes": data.hex(),
+                "special": tokenizer.is_special(id),
+            }
+        )
+    return result
+
+
+def read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path}: {error}", param_hint="--chat-template") from None
+
+
+def rendered(checkpoint: Checkpoint, override: Path | None) -> str:
+    """What the template makes of `SAMPLE`."""
+    from tokentrail.text import ChatTemplate
+
+    source = checkpoint.tokenizer
+    texts = {
+        name: "" if id is None else source.tokens[id]
+        for name, id in (("bos_token", source.bos_token_id), ("eos_token", source.eos_token_id))
+    }
+    if override is None:
+        template = ChatTemplate(checkpoint.chat_template, origin=str(checkpoint.path), **texts)
+    else:
+        template = ChatTemplate(read_template(override), origin=str(override), **texts)
+    return template.render(SAMPLE, add_generation_prompt=True)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(result["name"], style="bold"), Text(result["path"], style="dim"), soft_wrap=True)
+    parts = ", ".join(f"{part} {count:,}" for part, count in result["parameters_by_part"].items())
+    kv = result["kv_bytes_per_token"]["bfloat16"]
+    context = result["context_length"]
+    attention = f"{result['heads']} heads of {result['head_dim']}, {result['kv_heads']} for keys and values"
+    window = f", window {result['sliding_window']:,}" if result["sliding_window"] else ""
+    rope = result["rope"]
+    scaling = "" if rope["scaling"] == "none" else f", {rope['scaling']} scaling"
+    ends = ", ".join(f"{text} ({id})" for id, text in result["eos_token_ids"].items())
+    kind, pre = result["tokenizer"]["kind"], result["tokenizer"]["pre"]
+    widths = f"hidden {result['hidden_size']:,}, feed-forward {result['intermediate_size']:,}"
+    tied = ", tied head" if result["tied_embeddings"] else ""
+    rows = [
+        ("architecture", f"{result['architecture']}, {result['layers']} layers, {widths}"),
+        ("attention", attention + window),
+        ("parameters", f"{result['parameters']:,} ({parts}{tied})"),
+        ("context", f"{context:,} tokens, RoPE base {rope['theta']:,.0f}{scaling}"),
+        ("KV cache", f"{format_size(kv)} a token in bfloat16, {format_size(kv * context)} for the context"),
+        ("vocabulary", f"{result['vocab_size']:,} tokens, {kind}{' / ' + pre if pre else ''}"),
+        ("end of answer", ends or "no token ends it"),
+        ("chat template", "yes" if result["has_chat_template"] else "none"),
+        ("file", f"{format_size(result['file_bytes'])}, tensors {format_size(result['tensor_bytes'])}"),
+    ]  # fmt: skip
+    grid = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        grid.add_row(Text(name, style="cyan"), Text(value))
+    console.print(grid)
+    table = Table("type", "tensors", "parameters", "bytes", "bits each", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind, entry in result["tensors_by_type"].items():
+        bits = 8 * entry["bytes"] / entry["parameters"]
+        size = format_size(entry["bytes"])
+        table.add_row(kind, f"{entry['tensors']:,}", f"{entry['parameters']:,}", size, f"{bits:.2f}")
+    console.print()
+    console.print(table)
+    if "tokens" in result:
+        console.print()
+        console.print(_chips(result["tokens"]))
+    if "rendered_template" in result:
+        console.print()
+        console.print(Text(result["rendered_template"]))
+
+
+def _chips(tokens: list[dict[str, Any]]) -> Any:
+    """Tokens one after another, coloured in turn, each with its id."""
+    from rich.text import Text
+
+    line = Text()
+    for index, token in enumerate(tokens):
+        style = "white on red" if token["special"] else CHIP_STYLES[index % len(CHIP_STYLES)]
+        line.append(visible(token), style=style)
+        line.append(f"{token['id']} ", style="dim")
+    line.append(f"\n{len(tokens)} tokens")
+    return line
+
+
+def visible(token: dict[str, Any]) -> str:
+    """A token's text with its white space shown; bytes that are no whole character in hexadecimal."""
+    data = bytes.fromhex(token["bytes"])
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "".join(f"<{byte:02X}>" for byte in data)
+    text = text.replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍").replace(" ", "·")
+    return "".join(char if char.isprintable() else f"<U+{ord(char):04X}>" for char in text)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=Command)(inspect)

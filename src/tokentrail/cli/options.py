@@ -21,6 +21,7 @@ from tokentrail.cli.units import parse_count, parse_size, read_flag
 
 if TYPE_CHECKING:
     from tokentrail.engine.config import EngineConfig
+    from tokentrail.protocol import SamplingParams
 
 R = TypeVar("R")
 
@@ -360,3 +361,21 @@ class SamplingOptions:
             "--sampling-seed", metavar="SEED", help="Repeat an answer exactly. Left out: drawn, and told."
         ),
     ] = None
+
+    def parameters(self, **more: Any) -> SamplingParams:
+        """The same as the engine takes them. Raises `InvalidRequest` naming a value out of range."""
+        from tokentrail.protocol import SamplingParams
+
+        sampling = SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            stop=tuple(self.stop or ()),
+            seed=self.sampling_seed,
+            **more,
+        )
+        sampling.validate()
+        return sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -145,8 +145,8 @@ class ServeCommand(Command):
         {"--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"}
     )
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        return super().parse_args(ctx, spread_lists(args, self.LISTS))  # type: ignore[arg-type]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread_lists(args, self.LISTS))
 
 
 def spread_lists(arguments: list[str], flags: frozenset[str]) -> list[str]:

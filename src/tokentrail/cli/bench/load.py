@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import h11
@@ -137,8 +137,7 @@ class _Connection(asyncio.Protocol):
         self.answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
 
     async def exchange(self, target: str, headers: list[tuple[str, str]], body: bytes) -> None:
         """Send a request and wait for the end of its response."""

@@ -68,7 +68,7 @@ def print_report(
     console.print(f"[bold]{title}[/bold]")
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        console.print(f"  {name:<{width}}  {value}", markup=False)
+        console.print(f"  {name:<{width}}  {value}", markup=False, soft_wrap=True)
     if rows:
         table = Table(
             "ms", "mean", *(f"p{percentile}" for percentile in PERCENTILES), box=None, pad_edge=True

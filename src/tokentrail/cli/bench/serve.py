@@ -230,7 +230,7 @@ async def run_load(
             progress(len(answers), sum(failures.values()))
 
     rng = random.Random(options.seed + 1)
-    tasks = []
+    tasks: list[asyncio.Task[None]] = []
     start = time.perf_counter()
     async for due in _arrivals(len(bodies), options.request_rate, start, rng):
         await free.acquire()

@@ -1,0 +1,61 @@
+"""Starting servers for a measurement, and ending them whatever happens."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def server(command: Sequence[str], url: str, *, timeout: float = 120.0) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `command` until the block ends; the block begins when `url`/health answers 200."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            _wait_until_healthy(process, url, timeout)
+            yield process
+        except RuntimeError:
+            log.seek(0)
+            print(log.read().decode("utf-8", "replace")[-2000:], file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+                if response.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not become healthy in {timeout:g} s")
+
+
+def tokentrail(*arguments: str | Path) -> list[str]:
+    """The command line of this environment's `tokentrail`."""
+    return [sys.executable, "-m", "tokentrail", *map(str, arguments)]
