@@ -30,6 +30,8 @@ MAX_SECONDS = 3.0
 """Processor time of one rendering. Ordinary templates take about a millisecond."""
 MAX_VALUE = 1 << 24
 """Characters, or elements, of one value and of the output."""
+MAX_NESTED = 1 << 20
+"""Elements that a value printed or turned into JSON has, those of nested containers included."""
 MAX_WORK = 1 << 28
 """Characters that all values of one rendering may have together."""
 MAX_INTEGER_BITS = 4096
@@ -104,9 +106,10 @@ def _size(value: Any) -> int:
     """
     if isinstance(value, str):
         return len(value)
-    total, pending = 0, [value]
+    total, elements, pending = 0, 0, [value]
     while pending:
         item = pending.pop()
+        elements += 1
         if isinstance(item, Mapping):
             pending.extend(item.keys())
             pending.extend(item.values())
@@ -116,8 +119,8 @@ def _size(value: Any) -> int:
             total += 2 * len(item)
         else:
             total += len(item) if isinstance(item, str) else 8
-        if total > MAX_VALUE or len(pending) > MAX_VALUE:
-            raise TemplateLimit(f"a value of more than {MAX_VALUE} characters")
+        if total > MAX_VALUE or elements + len(pending) > MAX_NESTED:
+            raise TemplateLimit(f"a value of more than {MAX_VALUE} characters or {MAX_NESTED} elements")
     return total
 
 
@@ -365,7 +368,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             name = __obj.__name__
             if name == "replace":
-                _check_replace(owner, *args, **kwargs)
+                # Compiled templates pass their variables along (`_loop_vars`, `_block_vars`).
+                own = {key: value for key, value in kwargs.items() if not key.startswith("_")}
+                _check_replace(owner, *args, **own)
             elif name == "join" and args:
                 args = (list(args[0]),)
                 _spend(sum(map(_size, args[0])) + len(owner) * len(args[0]))

@@ -1,0 +1,44 @@
+"""llama.cpp's tokenizer as the judge: `xllamacpp` serves a model file, and is asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class LlamaCpp:
+    """A model opened by llama.cpp. It is closed when the object is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        xllamacpp = pytest.importorskip("xllamacpp")
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx = 128
+        params.n_parallel = 1
+        params.cpuparams.n_threads = 1
+        params.warmup = False
+        params.fit_params = False
+        params.verbosity = -1
+        params.port = 0
+        self._server = xllamacpp.Server(params)
+
+    def _ask(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            self._server.listening_address + path,
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        answer = self._ask("/tokenize", content=text, add_special=add_special, parse_special=parse_special)
+        return answer["tokens"]
+
+    def decode(self, ids: list[int]) -> str:
+        """With special tokens shown. The bytes must be valid UTF-8."""
+        return self._ask("/detokenize", tokens=ids)["content"]

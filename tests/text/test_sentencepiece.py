@@ -1,0 +1,152 @@
+"""SentencePiece-style tokenizers against llama.cpp, on small vocabularies made to be difficult."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_oracle import LlamaCpp
+
+from gguf_files import write_model
+from tokentrail.checkpoints import TokenizerSource, open_checkpoint
+from tokentrail.text import Tokenizer
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+LETTERS = "abcde▁é世."
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
+
+
+def vocabulary(seed: int, *, crossing: bool, ties: bool) -> dict[str, Any]:
+    """Random pieces, closed under nothing in particular; scores with or without ties.
+
+    `crossing`: some pieces run over the border between two words.
+    """
+    choose = random.Random(seed)
+    pieces = set(LETTERS)
+    while len(pieces) < 160:
+        piece = "".join(choose.choices("aabbcde▁é世.", k=choose.randint(2, 5)))
+        if crossing or "▁" not in piece.lstrip("▁"):
+            pieces.add(piece)
+    ordered = sorted(pieces)
+    scores = [float(choose.randint(-5, 5)) if ties else -float(rank) for rank in range(len(ordered))]
+    choose.shuffle(scores)
+    special = ["<unk>", "<s>", "</s>", "<|user|>", "▁▁▁▁", "<pad>"]
+    return {
+        "tokens": [*special, *BYTES, *ordered],
+        "types": [UNKNOWN, CONTROL, CONTROL, CONTROL, USER, UNUSED] + [BYTE] * 256 + [NORMAL] * len(ordered),
+        "scores": [0.0] * (len(special) + 256) + scores,
+    }
+
+
+CASES = {
+    "plain": ({"crossing": False, "ties": False}, {}),
+    "ties": ({"crossing": False, "ties": True}, {}),
+    "crossing words": ({"crossing": True, "ties": True}, {}),
+    "no space prefix": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_space_prefix": False}),
+    "no bos": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_bos_token": False}),
+    "eos": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_eos_token": True}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, LlamaCpp]:
+    options, metadata = CASES[request.param]
+    path = write_model(
+        tmp_path_factory.mktemp("spm") / "spm.gguf",
+        kind="llama",
+        pre="default",
+        merges=None,
+        metadata={"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, **metadata},
+        **vocabulary(len(request.param), **options),
+    )
+    return Tokenizer.from_checkpoint(open_checkpoint(path)), LlamaCpp(path)
+
+
+TEXT = st.lists(
+    st.one_of(
+        st.text("aabbcde  é世.", max_size=12),
+        st.sampled_from(["<|user|>", "<s>", "    ", "\n", "▁", "▁▁▁▁", "😀", "\x00", "zz", "<0x0A>"]),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXT)
+def test_ids_equal_llama_cpp(text: str, pair: tuple[Tokenizer, LlamaCpp]) -> None:
+    ours, theirs = pair
+    for parse in (True, False):
+        assert ours.encode(text, parse_special=parse) == theirs.encode(text, parse_special=parse)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("aabbcde  é世.\n😀", max_size=30))
+def test_round_trip(text: str, pair: tuple[Tokenizer, LlamaCpp]) -> None:
+    ours, theirs = pair
+    ids = ours.encode(text, add_special_tokens=False)
+    assert ours.decode(ids, text_start=True) == text
+    assert ours.decode(ids) == theirs.decode(ids)
+
+
+def source(**changes: Any) -> TokenizerSource:
+    parts = vocabulary(1, crossing=False, ties=False)
+    values = {
+        "kind": "llama",
+        "tokens": parts["tokens"],
+        "scores": np.array(parts["scores"], np.float32),
+        "token_types": np.array(parts["types"], np.int32),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **changes,
+    }
+    return TokenizerSource(**values)
+
+
+def test_long_word_and_text_without_spaces() -> None:
+    tokenizer = Tokenizer(source())
+    text = "世" * 20000 + "ab" * 20000
+    assert tokenizer.decode(tokenizer.encode(text), text_start=True) == text
+
+
+def test_ordinary_text_never_becomes_a_control_token() -> None:
+    """Were control tokens in reach of the merges, the two pieces here would make one."""
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, "<", "s", ">", "<s"]
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * 4
+    tokenizer = Tokenizer(
+        source(
+            tokens=tokens,
+            scores=np.zeros(len(tokens), np.float32),
+            token_types=np.array(types, np.int32),
+            add_space_prefix=False,
+        )
+    )
+    ids = tokenizer.encode("<s>", add_special_tokens=False, parse_special=False)
+    assert [tokenizer.id_to_token(id) for id in ids] == ["<s", ">"]
+    assert tokenizer.encode("<s>", add_special_tokens=False) == [1]
+
+
+def test_without_byte_tokens_unknown_characters_are_unknown() -> None:
+    tokens = ["<unk>", "<s>", "</s>", "▁", "a"]
+    tokenizer = Tokenizer(
+        source(tokens=tokens, scores=None, token_types=np.array([2, 3, 3, 1, 1], np.int32), add_bos=False)
+    )
+    assert tokenizer.encode("aé") == [3, 4, 0, 0]
+
+
+def test_types_are_guessed_where_a_file_has_none() -> None:
+    tokenizer = Tokenizer(source(token_types=None))
+    assert tokenizer.token_bytes(tokenizer.token_to_id("<0x41>") or 0) == b"A"
+    assert tokenizer.is_special(1)
+    assert tokenizer.is_special(2)
+
+
+def test_special_tokens_and_spaces_decode_as_written() -> None:
+    tokenizer = Tokenizer(source())
+    assert tokenizer.decode([1, 4, 3], skip_special_tokens=False) == "<s>▁▁▁▁<|user|>"
+    assert tokenizer.decode([1, 5, 3]) == ""
