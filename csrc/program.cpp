@@ -18,7 +18,8 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 size_t buffer_bytes(int64_t rows, int64_t dim, bool quantized) {
   size_t bytes = round_up((size_t)rows * dim * 4, 64);
-  if (quantized) bytes += round_up((size_t)rows * dim, 64) + 3 * round_up((size_t)rows * (dim / GROUP) * 4, 64);
+  const size_t groups = (size_t)rows * (dim / GROUP);
+  if (quantized) bytes += 2 * round_up((size_t)rows * dim, 64) + 4 * round_up(groups * 4, 64) + round_up(groups, 64);
   return bytes + 64;
 }
 
@@ -49,9 +50,12 @@ int Program::buffer(Rows rows, int64_t dim, bool quantized) {
   if (quantized) {
     const size_t groups = (size_t)n * (dim / GROUP) * 4;
     b.activation.q = (int8_t*)take((size_t)n * dim);
+    b.activation.rest = (int8_t*)take((size_t)n * dim);
     b.activation.scale = (float*)take(groups);
     b.activation.dsum = (float*)take(groups);
     b.activation.sum = (int32_t*)take(groups);
+    b.activation.rest_sum = (int32_t*)take(groups);
+    b.activation.fine = take(groups / 4);
   }
   buffers_.push_back(std::move(b));
   return (int)buffers_.size() - 1;
@@ -132,9 +136,6 @@ void Program::attention(int q, int heads, float scale, int window, float softcap
   set(push(Kind::ATTENTION, {q, -2 - layer}, {out}));
   // Long contexts of few sequences are split over threads; then the parts are merged in a second call.
   set(push(Kind::MERGE, {out}, {out}));
-  // Heads whose values do not fill whole quantization groups are quantized when all heads of a row are there.
-  calls_.back().flag = buffers_.at(out).activation.q && (heads / kv_->heads() * kv_->head_dim()) % GROUP;
-  calls_[calls_.size() - 2].flag = calls_.back().flag;
   scratch_.clear();
 }
 
@@ -216,6 +217,8 @@ void Program::run(const StepView& step, int only) {
     num_counters_ = calls_.size();
     counters_ = std::make_unique<Counter[]>(num_counters_);
   }
+  if (!heads_done_) heads_done_ = std::make_unique<std::atomic<int32_t>[]>((size_t)limits_.tokens);
+  for (int64_t r = 0; r < step.tokens; ++r) heads_done_[r].store(0, std::memory_order_relaxed);
   for (size_t i = 0; i < num_counters_; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
   if (scratch_.empty()) {
     const size_t bytes = attention_scratch((int64_t)ATTENTION_TOKENS * std::max(1, heads_ / kv_->heads()), kv_->head_dim());
@@ -228,7 +231,7 @@ void Program::run(const StepView& step, int only) {
     bool owed = false;  // a skipped merge's barrier: later ones were planned as if it had been there
     for (size_t i = first; i < last; ++i) {
       owed |= calls_[i].barrier && i > first;
-      if (calls_[i].kind == Kind::MERGE && merge_tasks_.empty() && !calls_[i].flag) continue;
+      if (calls_[i].kind == Kind::MERGE && merge_tasks_.empty()) continue;
       if (owed) pool_->barrier();
       owed = false;
       if (timing_ && thread == 0) start = Clock::now();
@@ -258,14 +261,6 @@ template <class F> void Program::each_row(size_t index, int64_t rows, int64_t gr
     for (int64_t i = r; i < std::min(r + grain, rows); ++i) body(i);
 }
 
-// The int8 twin of values [from, from + count) of a row, where the buffer has one.
-void Program::quantize_row(const Buffer& b, int64_t row, int64_t from, int64_t count) const {
-  const Activation& a = b.activation;
-  if (!a.q) return;
-  const int64_t group = (row * a.dim + from) / GROUP;
-  kernels_->quantize(a.f + row * a.dim + from, count / GROUP, a.q + row * a.dim + from, a.scale + group, a.dsum + group, a.sum + group);
-}
-
 void Program::execute(size_t index, const StepView& s, int thread) {
   const Call& c = calls_[index];
   const Kernels& k = *kernels_;
@@ -280,26 +275,26 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         float* o = at(c.out, r);
         k.dequantize_row(c.w, s.token_ids[r], dim, o);
         if (c.a != 1.0f) for (int64_t i = 0; i < dim; ++i) o[i] *= c.a;
-        quantize_row(*out, r, 0, dim);
+        if (out->activation.q) k.quantize(out->activation, r);
       });
       break;
     case Kind::RMS_NORM:
       each_row(index, rows, grain, [&](int64_t r) {
         k.rms_norm(at(c.x, r), c.weight, c.a, c.b, dim, at(c.out, r));
-        quantize_row(*out, r, 0, dim);
+        if (out->activation.q) k.quantize(out->activation, r);
       });
       break;
     case Kind::SILU_MUL:
     case Kind::ADD:
       each_row(index, rows, grain, [&](int64_t r) {
         (c.kind == Kind::ADD ? k.add : k.silu_mul)(at(c.x, r), at(c.y, r), dim, at(c.out, r));
-        quantize_row(*out, r, 0, dim);
+        if (out->activation.q) k.quantize(out->activation, r);
       });
       break;
     case Kind::GATHER:
       each_row(index, rows, grain, [&](int64_t r) {
         std::memcpy(at(c.out, r), at(c.x, s.logit_row_ids[r]), (size_t)dim * 4);
-        quantize_row(*out, r, 0, dim);
+        if (out->activation.q) k.quantize(out->activation, r);
       });
       break;
     case Kind::ANGLES: {
@@ -334,35 +329,27 @@ void Program::execute(size_t index, const StepView& s, int thread) {
     case Kind::ATTENTION: {
       const KvLayer kv = kv_->layer(c.layer);
       const AttentionArgs args{buffers_[c.x].activation.f, c.i0, c.a, c.i1, c.b};
-      const int32_t group = c.i0 / kv.heads;
       auto& next = counters_[index].next;
       const int64_t n = (int64_t)attention_tasks_.size();
       for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
         const AttentionTask& t = attention_tasks_[i];
         k.attention(kv, args, s, t.sequence, t.row0, t.row1, t.kv_head, t.segment0, t.segment1, scratch_[thread].data(),
                     t.partial < 0 ? nullptr : partials_.data() + t.partial, out->activation.f);
-        if (t.partial < 0 && !c.flag)
+        // Whoever finishes a row's last head quantizes the row. The counts go on from layer to layer.
+        if (t.partial < 0 && out->activation.q)
           for (int64_t r = t.row0; r < t.row1; ++r)
-            quantize_row(*out, r, (int64_t)t.kv_head * group * kv.head_dim, (int64_t)group * kv.head_dim);
+            if ((heads_done_[r].fetch_add(1, std::memory_order_acq_rel) + 1) % kv.heads == 0) k.quantize(out->activation, r);
       }
       break;
     }
     case Kind::MERGE: {
       const int64_t part = kv_->head_dim() + 2;
-      auto join = [&](const MergeTask& t) {
+      each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) {
+        const MergeTask& t = merge_tasks_[i];
         for (int32_t h = 0; h < c.i0; ++h)
           k.attention_merge(partials_.data() + t.partial + h * part, t.segments, c.i0 * part, kv_->head_dim(),
                             at(c.out, t.row) + (int64_t)h * kv_->head_dim());
-        if (!c.flag) quantize_row(*out, t.row, 0, dim);
-      };
-      if (!c.flag) {
-        each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) { join(merge_tasks_[i]); });
-        break;
-      }
-      each_row(index, rows, grain, [&](int64_t r) {
-        for (const MergeTask& t : merge_tasks_)
-          if (t.row == r) join(t);
-        quantize_row(*out, r, 0, dim);
+        if (out->activation.q) k.quantize(out->activation, t.row);
       });
       break;
     }

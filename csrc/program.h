@@ -91,7 +91,6 @@ class Program {
   Call& push(Kind kind, std::vector<int> reads, std::vector<int> writes);
   void plan(const StepView& step);
   void execute(size_t index, const StepView& step, int thread);
-  void quantize_row(const Buffer& b, int64_t row, int64_t from, int64_t count) const;
   int64_t count(Rows rows, const StepView& step) const { return rows == Rows::TOKENS ? step.tokens : step.logit_rows; }
   template <class F> void each_row(size_t index, int64_t rows, int64_t grain, F&& body);
 
@@ -106,6 +105,7 @@ class Program {
   std::vector<int> dirty_reads_, dirty_writes_;  // since the last barrier, while recording
   std::unique_ptr<Counter[]> counters_;
   size_t num_counters_ = 0;
+  std::unique_ptr<std::atomic<int32_t>[]> heads_done_;  // a row
   std::vector<AttentionTask> attention_tasks_;
   std::vector<MergeTask> merge_tasks_;
   std::vector<float> partials_;

@@ -50,16 +50,24 @@ struct Matrix {
   TT_INLINE size_t panel_bytes() const { return (size_t)(k / GROUP) * group_bytes(layout); }
 };
 
-// Activations of T rows. `f` [T, dim] single; `q` [T, dim] int8 with, per group of 32: `scale`, `sum` (of the int8
-// values) and `dsum` = scale * sum. A quantized value is x ~ scale * q, q = round(x * 127 / max|x|).
+// Activations of T rows. `f` [T, dim] single; for integer weights also int8 values with, per group of 32, a `scale`, the
+// `sum` of the int8 values and `dsum`, the sum of the values they stand for: x ~ scale * q with q = round(x * 127 / max|x|).
+//
+// A few groups hold outliers and so have a coarse scale; they would make most of a row's rounding error. Groups whose
+// scale^2 is above OUTLIER times the row's mean are `fine`: their remainders are kept too, x ~ scale * (q + rest / 256). In
+// other groups `rest` is zero, so that a kernel may add it for a whole tile of rows or for none: no bit changes.
 struct Activation {
   int64_t dim = 0;
   float* f = nullptr;
   int8_t* q = nullptr;
+  int8_t* rest = nullptr;
   float* scale = nullptr;
   float* dsum = nullptr;
   int32_t* sum = nullptr;
+  int32_t* rest_sum = nullptr;
+  uint8_t* fine = nullptr;
 };
+constexpr float OUTLIER = 1.0f;
 
 enum class KvType : int32_t { BF16, F32 };
 
@@ -122,8 +130,8 @@ struct Kernels {
                  const float* bias, const float* residual, float* out);
   // One row of W as `dim` floats (the layout's k may be padded).
   void (*dequantize_row)(const Matrix& w, int64_t row, int64_t dim, float* out);
-  // x[32 * groups] -> q, scale, sum, dsum.
-  void (*quantize)(const float* x, int64_t groups, int8_t* q, float* scale, float* dsum, int32_t* sum);
+  // Fill in the int8 form of one row of `x.f`.
+  void (*quantize)(const Activation& x, int64_t row);
   // out = x / rms(x) * (weight + weight_offset) over n values (the offset is Gemma's 1).
   void (*rms_norm)(const float* x, const float* weight, float eps, float weight_offset, int64_t n, float* out);
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up

@@ -1,8 +1,8 @@
 // Products of activations with packed weights, for every layout.
 //
 // Integer layouts: exact int32 dot products within a group of 32, then one float multiply-add per group, in ascending
-// order of K: acc = fma(float(dot) , d_w * d_x, acc), and for layouts with minima acc = fma(m_w, d_x * sum_x, acc). The
-// zero point enters as the start value of the integer sum. Float layouts: one multiply-add per k, ascending.
+// order of K: acc = fma(float(dot), d_w * d_x, acc), and for layouts with minima acc = fma(m_w, dsum_x, acc). The zero
+// point enters as the start value of the integer sum. Remainders of outlier groups (see Activation) join the same sum. Float layouts: one multiply-add per k, ascending.
 #include "kernels/kernels.h"
 #include "simd/vec.h"
 
@@ -36,60 +36,79 @@ inline void finish(VF acc, int64_t row, int64_t panel, int64_t n, const float* b
   }
 }
 
+// dot[r][p] += one group of MR rows of int8 values times NP panels.
+template <Layout L, int MR, int NP>
+inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
+  constexpr size_t AHEAD = 2048;  // bytes: one row at a time is bound by memory, and its streams are many
+  if constexpr (Traits<L>::nibbles) {
+    const VI low = set1i(0x0F0F0F0F);
+    for (int j = 0; j < 4; ++j) {
+      VI lo[NP], hi[NP];
+      for (int p = 0; p < NP; ++p) {
+        const VI b = loadi(w + p * stride + 64 * j);
+        if (MR == 1) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
+        lo[p] = b & low;
+        hi[p] = shr<4>(b) & low;
+      }
+      for (int r = 0; r < MR; ++r) {
+        const VI a = broadcast4(q + r * row_stride + 8 * j), b = broadcast4(q + r * row_stride + 8 * j + 4);
+        for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], lo[p], a);
+        for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], hi[p], b);
+      }
+    }
+  } else {
+    for (int j = 0; j < 8; ++j) {
+      VI b[NP];
+      for (int p = 0; p < NP; ++p) {
+        b[p] = loadi(w + p * stride + 64 * j);
+        if (MR == 1) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
+      }
+      for (int r = 0; r < MR; ++r) {
+        const VI a = broadcast4(q + r * row_stride + 4 * j);
+        for (int p = 0; p < NP; ++p) dot[r][p] = dot4(dot[r][p], b[p], a);
+      }
+    }
+  }
+}
+
 // MR rows times NP panels, integer layouts.
 template <Layout L, int MR, int NP>
 inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int64_t panel, const float* bias,
                          const float* residual, float* out) {
   using T = Traits<L>;
-  const int64_t groups = w.k / GROUP;
+  const int64_t groups = w.k / GROUP, first = row * groups;
   const size_t stride = w.panel_bytes(), step = group_bytes(L);
   const uint8_t* base = w.data + (size_t)panel * stride;
-  const int8_t* q = x.q + row * w.k;
-  const float* scale = x.scale + row * groups;
-  const float* dsum = x.dsum + row * groups;
-  const int32_t* sum = x.sum + row * groups;
-  const VI low = set1i(0x0F0F0F0F);
+  const int8_t *q = x.q + row * w.k, *rest = x.rest + row * w.k;
+  const float *scale = x.scale + first, *dsum = x.dsum + first;
+  const int32_t *sum = x.sum + first, *rest_sum = x.rest_sum + first;
+  const uint8_t* fine = x.fine + first;
   VF acc[MR][NP];
   for (int r = 0; r < MR; ++r)
     for (int p = 0; p < NP; ++p) acc[r][p] = zero();
   for (int64_t g = 0; g < groups; ++g) {
+    const uint8_t* wg = base + (size_t)g * step;
     VI dot[MR][NP];
     for (int r = 0; r < MR; ++r)
       for (int p = 0; p < NP; ++p) dot[r][p] = T::zero ? set1i(-T::zero * sum[r * groups + g]) : set1i(0);
-    const uint8_t* wg = base + (size_t)g * step;
-    const int8_t* qg = q + g * GROUP;
-    if constexpr (T::nibbles) {
-      for (int j = 0; j < 4; ++j) {
-        VI lo[NP], hi[NP];
+    dot_group<L, MR, NP>(wg, stride, q + g * GROUP, w.k, dot);
+    uint8_t any = 0;
+    for (int r = 0; r < MR; ++r) any |= fine[r * groups + g];
+    // With remainders all sums are taken in 1/256; for rows that have none that is the same number exactly.
+    float unit = 1.0f;
+    if (any) {
+      for (int r = 0; r < MR; ++r)
         for (int p = 0; p < NP; ++p) {
-          const VI b = loadi(wg + p * stride + 64 * j);
-          if (MR == 1) __builtin_prefetch(wg + p * stride + 64 * j + 2048);
-          lo[p] = b & low;
-          hi[p] = shr<4>(b) & low;
+          dot[r][p] = shl<8>(dot[r][p]);
+          if (T::zero) dot[r][p] = dot[r][p] - set1i(T::zero * rest_sum[r * groups + g]);
         }
-        for (int r = 0; r < MR; ++r) {
-          const VI a = broadcast4(qg + r * w.k + 8 * j), b = broadcast4(qg + r * w.k + 8 * j + 4);
-          for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], lo[p], a);
-          for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], hi[p], b);
-        }
-      }
-    } else {
-      for (int j = 0; j < 8; ++j) {
-        VI b[NP];
-        for (int p = 0; p < NP; ++p) {
-          b[p] = loadi(wg + p * stride + 64 * j);
-          if (MR == 1) __builtin_prefetch(wg + p * stride + 64 * j + 2048);
-        }
-        for (int r = 0; r < MR; ++r) {
-          const VI a = broadcast4(qg + r * w.k + 4 * j);
-          for (int p = 0; p < NP; ++p) dot[r][p] = dot4(dot[r][p], b[p], a);
-        }
-      }
+      dot_group<L, MR, NP>(wg, stride, rest + g * GROUP, w.k, dot);
+      unit = 0x1.0p-8f;
     }
     const uint8_t* tail = wg + (T::nibbles ? 256 : 512);
     for (int p = 0; p < NP; ++p) {
       const VF d = load_f16((const uint16_t*)(tail + p * stride));
-      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(scale[r * groups + g]), acc[r][p]);
+      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(scale[r * groups + g] * unit), acc[r][p]);
       if constexpr (T::min) {
         const VF m = load_f16((const uint16_t*)(tail + p * stride + 32));
         for (int r = 0; r < MR; ++r) acc[r][p] = fma(m, set1(dsum[r * groups + g]), acc[r][p]);
@@ -252,19 +271,41 @@ void dequantize_row(const Matrix& w, int64_t row, int64_t dim, float* out) {
   }
 }
 
-void quantize(const float* x, int64_t groups, int8_t* q, float* scale, float* dsum, int32_t* sum) {
-  for (int64_t g = 0; g < groups; ++g, x += GROUP, q += GROUP) {
-    const VF a = load(x), b = load(x + 16);
-    const float top = hmax(max(abs(a), abs(b)));
-    const float d = top / 127.0f;
-    const VF inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f);
-    const VI qa = round_to_int(a * inverse), qb = round_to_int(b * inverse);
-    store_i8(q, qa);
-    store_i8(q + 16, qb);
-    const int32_t s = hsumi(qa + qb);
-    scale[g] = d;
-    sum[g] = s;
-    dsum[g] = d * (float)s;
+void quantize(const Activation& x, int64_t row) {
+  const int64_t groups = x.dim / GROUP, first = row * groups;
+  const float* f = x.f + row * x.dim;
+  float* scale = x.scale + first;
+  float squares = 0.0f;
+  for (int64_t g = 0; g < groups; ++g) {
+    const float top = hmax(max(abs(load(f + g * GROUP)), abs(load(f + g * GROUP + 16))));
+    scale[g] = top > 1e-20f ? top / 127.0f : 0.0f;
+    squares += scale[g] * scale[g];
+  }
+  const float limit = squares / (float)groups * OUTLIER;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = row * x.dim + g * GROUP;
+    const float d = scale[g];
+    const VF inverse = set1(d > 0.0f ? 1.0f / d : 0.0f);
+    const VF a = load(x.f + at) * inverse, b = load(x.f + at + 16) * inverse;
+    const VI qa = round_to_int(a), qb = round_to_int(b);
+    store_i8(x.q + at, qa);
+    store_i8(x.q + at + 16, qb);
+    const int32_t sum = hsumi(qa + qb);
+    int32_t rest_sum = 0;
+    const bool fine = d * d > limit;
+    VI ra = set1i(0), rb = ra;
+    if (fine) {
+      const VF step = set1(256.0f), most = set1(127.0f);
+      ra = round_to_int(min((a - to_float(qa)) * step, most));
+      rb = round_to_int(min((b - to_float(qb)) * step, most));
+      rest_sum = hsumi(ra + rb);
+    }
+    store_i8(x.rest + at, ra);
+    store_i8(x.rest + at + 16, rb);
+    x.fine[first + g] = fine;
+    x.sum[first + g] = sum;
+    x.rest_sum[first + g] = rest_sum;
+    x.dsum[first + g] = d * ((float)(256 * sum + rest_sum) * 0x1.0p-8f);
   }
 }
 

@@ -11,7 +11,7 @@ namespace TT_ISA {
 
 void matmul(const Matrix&, const Activation&, int64_t, int64_t, int64_t, int64_t, const float*, const float*, float*);
 void dequantize_row(const Matrix&, int64_t, int64_t, float*);
-void quantize(const float*, int64_t, int8_t*, float*, float*, int32_t*);
+void quantize(const Activation&, int64_t);
 void rms_norm(const float*, const float*, float, float, int64_t, float*);
 void silu_mul(const float*, const float*, int64_t, float*);
 void add(const float*, const float*, int64_t, float*);

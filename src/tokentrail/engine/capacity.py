@@ -1,0 +1,135 @@
+"""What fits: sizes the KV cache and the context from the memory there is, and says what would help when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokentrail.checkpoints import Checkpoint
+from tokentrail.engine.config import EngineConfig
+from tokentrail.models import activation_formats
+from tokentrail.ops.backend import Backend, KvLayout
+from tokentrail.protocol import CapacityError, InvalidRequest
+
+GIB = 1 << 30
+DEFAULT_SHARE = 0.25
+"""Of the free memory, what the KV cache takes when nobody says: a laptop has other things to do."""
+PROMPT_LOGIT_ROWS = 64
+"""Logit rows there are at least, so that prompt log-probabilities advance in useful chunks."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The plan: a KV cache of so many blocks, a context length, and rows of logits."""
+
+    kv: KvLayout
+    max_model_len: int
+    max_logit_rows: int
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the system has free, cut to the cgroup's limit."""
+    free = _system_memory()
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = Path(limit_file).read_text().strip()
+            if limit != "max":
+                free = min(free, int(limit) - int(Path(used_file).read_text()))
+        except (OSError, ValueError):
+            continue
+    return max(free, 0)
+
+
+def _system_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # macOS: all there is
+
+
+def plan_capacity(checkpoint: Checkpoint, backend: Backend, config: EngineConfig, *, free: int | None = None) -> Capacity:
+    """Decide the KV cache's size and the context length.
+
+    `free` bytes default to what the machine has. Raises `CapacityError` with the arithmetic and the flags that help
+    when the weights, or a cache for one sequence of the asked length, do not fit; `InvalidRequest` when
+    `max_model_len` is above the model's own.
+    """
+    model = checkpoint.config
+    longest = config.max_model_len or model.max_position
+    if longest < 1 or longest > model.max_position:
+        raise InvalidRequest(
+            f"--max-model-len must be from 1 to {model.max_position} (the model's context), not {longest}.",
+            param="max_model_len",
+        )
+    dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+    def layout(blocks: int) -> KvLayout:
+        return KvLayout(dtype, model.num_layers, blocks, config.block_size, model.num_kv_heads, model.head_dim)
+
+    block_bytes = layout(1).nbytes
+    free = available_memory() if free is None else free
+    logit_rows = min(max(config.max_num_seqs, PROMPT_LOGIT_ROWS), max(config.max_num_batched_tokens, config.max_num_seqs))
+    fixed = _weight_bytes(checkpoint, backend, config) + _activation_bytes(checkpoint, config, logit_rows)
+    budget = int(free * config.memory_utilization) - fixed
+    one_sequence = -(-longest // config.block_size)
+    all_sequences = one_sequence * config.max_num_seqs
+
+    if config.kv_cache_memory is not None:
+        blocks = config.kv_cache_memory // block_bytes
+        if blocks * block_bytes > free - fixed:
+            raise CapacityError(
+                f"{checkpoint.path}: --kv-cache-memory {_size(config.kv_cache_memory)} does not fit beside "
+                f"{_size(fixed)} of weights and activations: {_size(free)} of memory is free. "
+                "Ask for less, or use a smaller or more quantized model."
+            )
+    else:
+        wanted = max(int(free * DEFAULT_SHARE) // block_bytes, one_sequence)
+        blocks = min(wanted, all_sequences, max(budget, 0) // block_bytes)
+    blocks = min(blocks, all_sequences)
+
+    if blocks < one_sequence:
+        fits = blocks * config.block_size
+        if config.max_model_len is not None or fits < min(longest, 512):
+            needed = fixed + one_sequence * block_bytes
+            have = config.kv_cache_memory if config.kv_cache_memory is not None else free
+            what = "--kv-cache-memory gives" if config.kv_cache_memory is not None else "free memory is"
+            need = one_sequence * block_bytes if config.kv_cache_memory is not None else needed
+            raise CapacityError(
+                f"{checkpoint.path}: a context of {longest} tokens needs {_size(need)} "
+                + (
+                    "of KV cache"
+                    if config.kv_cache_memory is not None
+                    else f"({_size(fixed)} weights and activations + {_size(one_sequence * block_bytes)} KV cache)"
+                )
+                + f", {what} {_size(have)}. Shorten it with --max-model-len {max(fits, config.block_size)}, "
+                + "give more with --kv-cache-memory, or use a smaller or more quantized model."
+            )
+        longest = fits
+    return Capacity(layout(blocks), longest, logit_rows)
+
+
+def _weight_bytes(checkpoint: Checkpoint, backend: Backend, config: EngineConfig) -> int:
+    formats = activation_formats(checkpoint, backend, config.activation_dtype)
+    matrices = sum(backend.packed_bytes(format, *checkpoint.tensors[name].shape) for name, format in formats.items())
+    vectors = sum(4 * t.shape[0] for t in checkpoint.tensors.values() if len(t.shape) == 1)
+    return matrices + vectors
+
+
+def _activation_bytes(checkpoint: Checkpoint, config: EngineConfig, logit_rows: int) -> int:
+    """Buffers of a step: a bound, not an account (they are reused between layers)."""
+    model = checkpoint.config
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = 5 * (3 * model.hidden_size + 2 * heads + 3 * model.intermediate_size)
+    return config.max_num_batched_tokens * per_token + logit_rows * 4 * (model.vocab_size + 2 * model.hidden_size)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB else f"{nbytes / (1 << 20):.0f} MiB"

@@ -1,0 +1,98 @@
+"""The runner over real models: opens a checkpoint, sizes the KV cache, compiles the model, executes batches."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
+from tokentrail.engine.batch import Batch, SampledRows
+from tokentrail.engine.capacity import plan_capacity
+from tokentrail.engine.config import EngineConfig
+from tokentrail.models import load_model
+from tokentrail.ops.backend import Limits
+from tokentrail.ops.native import NativeBackend
+from tokentrail.protocol import EngineInfo, InvalidRequest
+
+NUMERICS_VERSION = 1
+"""Raised by every change that may alter a bit of any result. Part of `system_fingerprint`."""
+
+
+class ModelRunner:
+    """Executes batches on this machine's CPU. A step is two native calls: forward, and sample."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        started = time.perf_counter()
+        _check(config)
+        checkpoint = open_checkpoint(config.model or demo_model_path())
+        backend = NativeBackend(config.threads)
+        plan = plan_capacity(checkpoint, backend, config)
+        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype)
+        self.max_logit_rows = plan.max_logit_rows
+        limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, plan.max_logit_rows)
+        self._executable = backend.compile(
+            model.program, plan.kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
+        )
+        self.info = EngineInfo(
+            architecture=checkpoint.config.architecture,
+            num_parameters=model.num_parameters,
+            max_model_len=plan.max_model_len,
+            vocab_size=checkpoint.config.vocab_size,
+            block_size=config.block_size,
+            num_blocks=plan.kv.blocks,
+            kv_bytes_per_token=plan.kv.bytes_per_token,
+            weight_bytes=model.weight_bytes,
+            eos_token_ids=list(checkpoint.eos_token_ids),
+            fingerprint=_fingerprint(checkpoint, backend.isa, plan.kv.dtype, config.activation_dtype),
+            isa=backend.isa,
+            threads=backend.threads,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            load_seconds=time.perf_counter() - started,
+        )
+
+    def execute(self, batch: Batch) -> SampledRows:
+        started = time.perf_counter()
+        logits = self._executable.forward(
+            batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
+        )
+        forwarded, wall = time.perf_counter(), time.time()
+        rows = batch.sampling
+        width = int(rows.num_top.max()) if len(rows.num_top) else 0
+        tokens, logprobs, top_tokens, top_logprobs = self._executable.sample(logits, width, **vars(rows))
+        return SampledRows(
+            tokens=tokens,
+            logprobs=logprobs,
+            top_tokens=top_tokens if width else None,
+            top_logprobs=top_logprobs if width else None,
+            forward_seconds=forwarded - started,
+            sample_seconds=time.perf_counter() - forwarded,
+            forwarded_at=wall,
+        )
+
+    def close(self) -> None:
+        del self._executable
+
+
+def _check(config: EngineConfig) -> None:
+    """Refuse settings that this backend does not have, naming the flag and what it takes."""
+    choices = {
+        "block_size": (16, 32, 64, 128, 256),
+        "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+        "activation_dtype": ("auto", "float32"),
+        "dtype": ("auto", "bfloat16", "float16", "float32"),
+    }
+    for name, allowed in choices.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequest(f"{flag} must be one of {', '.join(map(str, allowed))}, not {value!r}.", param=name)
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(config, name) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequest(f"{flag} must be at least 1, not {getattr(config, name)}.", param=name)
+
+
+def _fingerprint(checkpoint: Checkpoint, isa: str, kv_dtype: str, activation_dtype: str) -> str:
+    parts = (checkpoint.fingerprint, str(NUMERICS_VERSION), isa, kv_dtype, activation_dtype)
+    return "tt-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,119 @@
+"""From a checkpoint to a recorded model: packs weights in the order in which a step reads them.
+
+The only module that knows both the formats of checkpoints and the layouts of ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.checkpoints import Checkpoint, ModelConfig, Tensor, dequantize
+from tokentrail.models import llama
+from tokentrail.models.rope import RopeAngles, rope_angles
+from tokentrail.models.weights import Weights
+from tokentrail.ops.backend import Backend
+from tokentrail.ops.program import Program, Recorder, Value
+from tokentrail.protocol import ModelFileError
+
+Forward = Callable[[Recorder, ModelConfig, Weights, RopeAngles], Value]
+
+FAMILIES: dict[str, Forward] = {"llama": llama.forward}
+
+Progress = Callable[[int, int], None]
+"""Called with bytes packed so far and in all."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be compiled: its recorded forward pass, and how much memory its weights take."""
+
+    config: ModelConfig
+    program: Program
+    weight_bytes: int
+    num_parameters: int
+
+
+def activation_formats(checkpoint: Checkpoint, backend: Backend, activation_dtype: str) -> dict[str, str]:
+    """The format in which each matrix is packed: as stored, or float32 where integer products are not wanted."""
+    exact = activation_dtype == "float32"
+    return {
+        name: "F32" if exact and backend.is_integer(tensor.format) else tensor.format
+        for name, tensor in checkpoint.tensors.items()
+        if len(tensor.shape) == 2
+    }
+
+
+def load_model(
+    checkpoint: Checkpoint, backend: Backend, *, activation_dtype: str = "auto", progress: Progress | None = None
+) -> LoadedModel:
+    """Pack the checkpoint's weights and record its family's forward pass.
+
+    Raises `ModelFileError` when the architecture is not known, or a tensor is missing.
+    """
+    forward = FAMILIES.get(checkpoint.config.architecture)
+    if forward is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelFileError(
+            f"{checkpoint.path}: architecture {checkpoint.config.architecture!r} is not supported; known: {known}"
+        )
+    source = _Source(checkpoint, backend, activation_dtype, progress)
+    factors = checkpoint.tensors.get("rope_freqs")
+    rope = rope_angles(checkpoint.config.rope, backend, None if factors is None else _floats(factors))
+    recorder = Recorder()
+    logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector), rope)
+    parameters = sum(int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name != "rope_freqs")
+    return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters)
+
+
+def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(dequantize(tensor.data, tensor.format, tensor.shape), np.float32)
+
+
+class _Source:
+    """Packs each matrix once, when the recorded pass first names it: so memory order is reading order."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, backend: Backend, activation_dtype: str, progress: Progress | None
+    ) -> None:
+        self._checkpoint, self._backend, self._progress = checkpoint, backend, progress
+        self._formats = activation_formats(checkpoint, backend, activation_dtype)
+        self._matrices: dict[str, Any] = {}
+        self._done = 0
+        self._total = checkpoint.nbytes
+        self.nbytes = 0
+
+    def matrix(self, name: str) -> Any:
+        if name not in self._matrices:
+            tensor = self._tensor(name)
+            format, data = self._formats[name], tensor.data
+            if format != tensor.format:
+                data = _floats(tensor).view(np.uint8)
+            packed = self._backend.matrix(format, data, *tensor.shape)
+            self._matrices[name] = packed
+            self._count(tensor, packed.nbytes)
+        return self._matrices[name]
+
+    def vector(self, name: str) -> npt.NDArray[np.float32] | None:
+        tensor = self._checkpoint.tensors.get(name)
+        if tensor is None:
+            return None
+        vector = _floats(tensor)
+        self._count(tensor, vector.nbytes)
+        return vector
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor = self._checkpoint.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(f"{self._checkpoint.path}: tensor {name!r} is missing; the file is incomplete")
+        return tensor
+
+    def _count(self, tensor: Tensor, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._done += tensor.nbytes
+        if self._progress:
+            self._progress(min(self._done, self._total), self._total)

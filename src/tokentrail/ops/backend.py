@@ -1,0 +1,86 @@
+"""What an implementation of the ops offers. `native` (C++) and `reference` (NumPy) are two; a GPU is a third."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.ops.program import Program
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """The paged KV cache: `blocks` blocks of `block_size` positions for every layer."""
+
+    dtype: str
+    """bfloat16 or float32"""
+    layers: int
+    blocks: int
+    block_size: int
+    heads: int
+    head_dim: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        element = 4 if self.dtype == "float32" else 2
+        return self.layers * 2 * self.heads * self.head_dim * element
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks * self.block_size * self.bytes_per_token
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest step a compiled program takes."""
+
+    tokens: int
+    sequences: int
+    logit_rows: int
+
+
+class Executable(Protocol):
+    """A program ready to run: buffers allocated, weights bound."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of activations."""
+        ...
+
+    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+        """Run a step (arrays as in `engine.batch.Batch`) → logits [L, vocab], valid until the next step."""
+        ...
+
+    def sample(
+        self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
+    ) -> tuple[I32, F32, I32, F32]:
+        """Sample rows of logits, which are overwritten → tokens [L], logprobs [L], and the `top_width` best
+        alternatives: ids [L, K] (-1 where a row asked for fewer), logprobs [L, K]. `rows` are the arrays of
+        `engine.batch.SamplingRows` by name."""
+        ...
+
+
+class Backend(Protocol):
+    name: str
+    isa: str
+    threads: int
+
+    def is_integer(self, format: str) -> bool:
+        """Whether products with weights of this format take int8 activations."""
+        ...
+
+    def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> Any:
+        """Pack a stored matrix [n, k]."""
+        ...
+
+    def packed_bytes(self, format: str, n: int, k: int) -> int: ...
+
+    def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]: ...
+
+    def compile(self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False) -> Executable: ...

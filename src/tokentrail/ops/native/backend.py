@@ -1,0 +1,211 @@
+"""Binds recorded programs to the native kernels: which value lives in which buffer, and when it may be reused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
+from tokentrail.ops.native import _native
+from tokentrail.ops.program import Call, Program
+
+NO_ALTERNATIVES = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+
+
+def available_isas() -> list[str]:
+    """Instruction sets this machine can run, best first."""
+    return list(_native.available_isas())
+
+
+def default_threads() -> int:
+    """Cores this process may use: its affinity, cut to the cgroup's CPU quota."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return max(1, cores)
+
+
+class NativeBackend:
+    """Kernels in C++. `isa` None: the best there is, or what the environment's TOKENTRAIL_ISA names."""
+
+    name = "native"
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        isas = available_isas()
+        self.isa = isa or os.environ.get("TOKENTRAIL_ISA") or isas[0]
+        if self.isa not in isas:
+            raise ValueError(f"instruction set {self.isa!r} is not available here; there is: {', '.join(isas)}")
+        self.threads = threads or default_threads()
+        self._pool = _native.ThreadPool(self.threads)
+        self._arena = _native.Arena()
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self._arena.used)
+
+    def is_integer(self, format: str) -> bool:
+        return bool(_native.is_integer(format))
+
+    def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> Any:
+        return _native.pack(self._arena, self._pool, format, np.ascontiguousarray(data).reshape(-1), n, k)
+
+    def packed_bytes(self, format: str, n: int, k: int) -> int:
+        return int(_native.packed_bytes(format, n, k))
+
+    def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]:
+        return tuple(_native.rope_frequencies(dim, theta))
+
+    def compile(
+        self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False
+    ) -> Executable:
+        return NativeExecutable(self, program, kv, limits, vocab, eager=eager)
+
+
+class NativeExecutable:
+    """A program over buffers sized once. A step is two native calls: `forward` and `sample`."""
+
+    def __init__(
+        self, backend: NativeBackend, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool
+    ) -> None:
+        pool = backend._pool
+        self._eager = eager
+        self._kv = _native.KvCache(kv.dtype, kv.layers, kv.blocks, kv.block_size, kv.heads, kv.head_dim)
+        self.program = _native.Program(
+            pool, backend.isa, self._kv, limits.tokens, limits.sequences, limits.logit_rows, vocab
+        )
+        self._sampler = _native.Sampler(pool, backend.isa, vocab)
+        self._logits = _Lowering(self.program, program, kv).run()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.program.nbytes)
+
+    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+        step = (tokens, positions, row_starts, block_tables, logit_rows)
+        if self._eager:
+            for call in range(self.program.calls):
+                self.program.run(*step, only=call)
+        else:
+            self.program.run(*step)
+        logits: F32 = self.program.array(self._logits, len(logit_rows))
+        return logits
+
+    def sample(
+        self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
+    ) -> tuple[I32, F32, I32, F32]:
+        count = len(logits)
+        tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
+        top_ids = np.empty((count, top_width), np.int32)
+        top_logprobs = np.empty((count, top_width), np.float32)
+        self._sampler.run(
+            logits,
+            out_tokens=tokens,
+            out_logprobs=logprobs,
+            out_top_tokens=top_ids,
+            out_top_logprobs=top_logprobs,
+            **rows,
+        )
+        return tokens, logprobs, top_ids, top_logprobs
+
+
+class _Lowering:
+    """Places a program's values in buffers and records its calls natively.
+
+    A buffer is free for another value of its shape once the last reader of the one before has been recorded. A value
+    that feeds a product with integer weights is quantized where it is made, by the kernel that makes it.
+    """
+
+    def __init__(self, native: Any, program: Program, kv: KvLayout) -> None:
+        self.native, self.source, self.kv = native, program, kv
+        self.buffer_of: dict[int, int] = {}
+        self.free: dict[tuple[str, int, bool], list[int]] = {}
+        self.quantized = {
+            call.inputs[0] for call in program.calls if call.kernel == "linear" and call.weights[0].integer
+        }
+        self.last_use = [program.last_use(v.id) for v in program.values]
+
+    def run(self) -> int:
+        for index, call in enumerate(self.source.calls):
+            self._lower(index, call)
+            for value in set(call.inputs):
+                if self.last_use[value] == index:
+                    self._release(value)
+        return self.buffer_of[self.source.logits]
+
+    def _shape(self, value: int) -> tuple[str, int, bool]:
+        v = self.source.values[value]
+        return v.rows, v.dim, value in self.quantized
+
+    def _allocate(self, value: int) -> int:
+        shape = self._shape(value)
+        rows, dim, quantized = shape
+        free = self.free.get(shape)
+        buffer = free.pop() if free else self.native.buffer(rows == "logits", dim, quantized)
+        self.buffer_of[value] = buffer
+        return int(buffer)
+
+    def _release(self, value: int) -> None:
+        if value in self.buffer_of:  # else its buffer lives on under another value
+            self.free.setdefault(self._shape(value), []).append(self.buffer_of.pop(value))
+
+    def _take_over(self, index: int, source: int, output: int) -> int | None:
+        """Let `output` continue in the buffer of `source`, when nobody reads `source` after this call."""
+        if self.last_use[source] != index or self._shape(source) != self._shape(output):
+            return None
+        self.buffer_of[output] = self.buffer_of.pop(source)
+        return self.buffer_of[output]
+
+    def _lower(self, index: int, call: Call) -> None:
+        native, params = self.native, call.params
+        inputs = [self.buffer_of[v] for v in call.inputs]
+        if call.kernel == "kv_store":
+            native.kv_store(*inputs, params["layer"])
+            return
+        assert call.output is not None
+        if call.kernel == "rope":
+            if self._take_over(index, call.inputs[0], call.output) is None:
+                raise ValueError("rope works in place: its input must not be used again")
+            heads = params["heads"]
+            head_dim = self.source.values[call.output].dim // heads
+            rotated = self.source.values[call.inputs[1]].dim
+            native.rope(inputs[0], heads, head_dim, rotated, params["interleaved"], inputs[1])
+            return
+        if call.kernel == "linear":
+            if call.output in self.quantized:
+                raise ValueError("the output of a product cannot feed an integer product directly")
+            residual = inputs[1] if len(inputs) > 1 else -1
+            out = self._take_over(index, call.inputs[1], call.output) if residual >= 0 else None
+            out = self._allocate(call.output) if out is None else out
+            native.linear(inputs[0], call.weights[0], call.weights[1], residual, out)
+            return
+        out = self._allocate(call.output)
+        match call.kernel:
+            case "embedding":
+                native.embedding(call.weights[0], params["scale"], out)
+            case "rms_norm":
+                native.rms_norm(inputs[0], call.weights[0], params["eps"], params["weight_offset"], out)
+            case "rope_angles":
+                native.rope_angles(list(params["frequencies"]), params["magnitude"], out)
+            case "attention":
+                native.attention(
+                    inputs[0], params["heads"], params["scale"], params["window"], params["softcap"], params["layer"], out
+                )
+            case "silu_mul":
+                native.silu_mul(*inputs, out)
+            case "add":
+                native.add(*inputs, out)
+            case "logit_rows":
+                native.gather_logit_rows(inputs[0], out)
+            case _:
+                raise ValueError(f"no native kernel for {call.kernel}")

@@ -1,0 +1,147 @@
+"""The op set, and the recorder that turns a model's forward pass into a flat list of calls.
+
+A model writes `forward` once over `Recorder`; it is run once, at load. The values it passes around are symbolic: their
+number of rows (tokens of a step, or rows whose logits are needed) is known only when a step runs, so they refuse to
+be used as numbers or conditions, and a forward pass cannot depend on them by accident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+
+class Matrix(Protocol):
+    """A weight matrix [n, k] in a backend's own layout."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer: `weight` [out, in] and, where the model has one, `bias` [out]."""
+
+    weight: Any
+    bias: Any = None
+
+
+class Value:
+    """A symbolic activation: `dim` float32 values a row, one row a token of the step (or a logit row)."""
+
+    __slots__ = ("dim", "id", "rows")
+
+    def __init__(self, id: int, rows: str, dim: int) -> None:
+        self.id, self.rows, self.dim = id, rows, dim
+
+    def __repr__(self) -> str:
+        return f"Value({self.id}: [{self.rows}, {self.dim}])"
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(
+            "a recorded value has no number: forward passes are recorded once, for every step size; "
+            "decide by the model's configuration instead"
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = _refuse
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: `inputs` and `output` are value ids, `weights` backend objects, `params` plain numbers."""
+
+    kernel: str
+    inputs: tuple[int, ...]
+    output: int | None
+    weights: tuple[Any, ...] = ()
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded forward pass. `values[i]` describes value i; the last value holds the logits."""
+
+    calls: tuple[Call, ...]
+    values: tuple[Value, ...]
+    logits: int
+
+    def last_use(self, value: int) -> int:
+        """Index of the last call that reads `value`; the logits live to the end."""
+        if value == self.logits:
+            return len(self.calls)
+        return max((i for i, call in enumerate(self.calls) if value in call.inputs), default=-1)
+
+
+class Recorder:
+    """Records calls. Each method is an op; its docstring is the op's definition, in exact arithmetic."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._values: list[Value] = []
+
+    def finish(self, logits: Value) -> Program:
+        return Program(tuple(self._calls), tuple(self._values), logits.id)
+
+    def embedding(self, table: Any, *, dim: int, scale: float = 1.0) -> Value:
+        """Row `token` of the table [vocab, dim] for each token of the step, times `scale`."""
+        return self._record("embedding", (), "tokens", dim, (table,), scale=scale)
+
+    def rms_norm(self, x: Value, weight: Any, *, eps: float, weight_offset: float = 0.0) -> Value:
+        """x / sqrt(mean(x²) + eps) · (weight + weight_offset) (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+        return self._record("rms_norm", (x,), x.rows, x.dim, (weight,), eps=eps, weight_offset=weight_offset)
+
+    def linear(self, x: Value, layer: Linear, *, residual: Value | None = None) -> Value:
+        """x Wᵀ (+ bias) (+ residual)."""
+        inputs = (x,) if residual is None else (x, residual)
+        return self._record("linear", inputs, x.rows, layer.weight.n, (layer.weight, layer.bias))
+
+    def rope_angles(self, frequencies: tuple[float, ...], *, magnitude: float = 1.0) -> Value:
+        """cos and sin of position · frequency, times `magnitude`: [tokens, 2 · len(frequencies)], cosines first."""
+        return self._record(
+            "rope_angles", (), "tokens", 2 * len(frequencies), frequencies=frequencies, magnitude=magnitude
+        )
+
+    def rope(self, x: Value, angles: Value, *, heads: int, interleaved: bool) -> Value:
+        """Rotate the first `angles.dim` values of each head: pairs (2i, 2i+1) interleaved, else (i, i + dim/2)."""
+        return self._record(
+            "rope", (x, angles), x.rows, x.dim, heads=heads, interleaved=interleaved
+        )
+
+    def kv_store(self, k: Value, v: Value, *, layer: int) -> None:
+        """Write keys and values [tokens, kv_heads · head_dim] of the step to the paged cache."""
+        self._calls.append(Call("kv_store", (k.id, v.id), None, (), {"layer": layer}))
+
+    def attention(
+        self, q: Value, *, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Value:
+        """softmax(scale · q Kᵀ, capped, causal, within `window`) V over everything cached of the row's sequence."""
+        return self._record(
+            "attention", (q,), q.rows, q.dim, layer=layer, heads=heads, scale=scale, window=window, softcap=softcap
+        )
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        """gate · sigmoid(gate) · up (SwiGLU: Shazeer 2020, arXiv:2002.05202)."""
+        return self._record("silu_mul", (gate, up), gate.rows, gate.dim)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._record("add", (a, b), a.rows, a.dim)
+
+    def logit_rows(self, x: Value) -> Value:
+        """The rows of x whose logits the step needs."""
+        return self._record("logit_rows", (x,), "logits", x.dim)
+
+    def _record(
+        self,
+        kernel: str,
+        inputs: tuple[Value, ...],
+        rows: str,
+        dim: int,
+        weights: tuple[Any, ...] = (),
+        **params: Any,
+    ) -> Value:
+        value = Value(len(self._values), rows, dim)
+        self._values.append(value)
+        self._calls.append(Call(kernel, tuple(v.id for v in inputs), value.id, weights, params))
+        return value

@@ -1,0 +1,222 @@
+"""Runs recorded programs call by call in float64.
+
+Two roundings belong to an op's definition and are done here too: activations before integer weights are rounded to
+int8 groups, and keys, values, queries and attention weights to the cache's type. Everything else is exact
+arithmetic as far as float64 goes, so a native kernel must agree to float32's precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
+from tokentrail.ops.program import Call, Program
+from tokentrail.ops.reference.sampling import sample_row
+
+F64 = npt.NDArray[np.float64]
+Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
+
+GROUP = 32
+SEGMENT = 256
+OUTLIER = 1.0
+
+
+@dataclass(frozen=True)
+class ReferenceMatrix:
+    values: F64  # [n, k]
+    integer: bool
+
+    @property
+    def n(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+
+class ReferenceBackend:
+    """`dequantize` says what stored formats mean (`checkpoints.dequantize`; passed in, since ops know no formats)."""
+
+    name = "reference"
+    isa = "numpy"
+    threads = 1
+
+    def __init__(self, dequantize: Dequantize, integer_formats: frozenset[str] = frozenset({"Q4_0", "Q4_1", "Q8_0"})) -> None:
+        self._dequantize, self._integer_formats = dequantize, integer_formats
+
+    def is_integer(self, format: str) -> bool:
+        return format in self._integer_formats
+
+    def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> ReferenceMatrix:
+        return ReferenceMatrix(self._dequantize(data, format, (n, k)).astype(np.float64), self.is_integer(format))
+
+    def packed_bytes(self, format: str, n: int, k: int) -> int:
+        return n * k * 8
+
+    def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]:
+        return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
+
+    def compile(
+        self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False
+    ) -> Executable:
+        return ReferenceExecutable(program, kv)
+
+
+def quantize_rows(x: F64) -> F64:
+    """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127. Groups whose step² is above OUTLIER
+    times the row's mean also keep their remainders, in 1/256 of a step."""
+    groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
+    top = np.abs(groups).max(-1, keepdims=True)
+    step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))
+    scaled = groups * np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    rounded = np.rint(scaled)
+    fine = step * step > OUTLIER * (step * step).mean(-2, keepdims=True)
+    rest = np.where(fine, np.rint(np.minimum((scaled - rounded) * 256, 127)), 0) / 256
+    return (step.astype(np.float64) * (rounded + rest)).reshape(x.shape)
+
+
+def round_bfloat16(x: F64) -> F64:
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+@dataclass
+class _Step:
+    tokens: I32
+    positions: I32
+    row_starts: I32
+    block_tables: I32
+    logit_rows: I32
+
+
+class ReferenceExecutable:
+    def __init__(self, program: Program, kv: KvLayout) -> None:
+        self.program, self.kv = program, kv
+        shape = (kv.layers, kv.blocks, kv.block_size, kv.heads, kv.head_dim)
+        self.keys, self.cached_values = np.zeros(shape), np.zeros(shape)
+        self.values: dict[int, F64] = {}
+        """Every value of the last step, by id: what a native kernel's buffer is compared with."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes * 2)
+
+    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+        step = _Step(tokens, positions, row_starts, block_tables, logit_rows)
+        self.values = {}
+        for call in self.program.calls:
+            result = getattr(self, "_" + call.kernel)(step, call, *(self.values[i] for i in call.inputs))
+            if call.output is not None:
+                self.values[call.output] = result
+        return self.values[self.program.logits].astype(np.float32)
+
+    def sample(
+        self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
+    ) -> tuple[I32, F32, I32, F32]:
+        results = [sample_row(logits[i], i, top_width, rows) for i in range(len(logits))]
+        tokens, logprobs, top_ids, top_logprobs = zip(*results, strict=True) if results else ([], [], [], [])
+        return (
+            np.array(tokens, np.int32),
+            np.array(logprobs, np.float32),
+            np.array(top_ids, np.int32).reshape(len(results), top_width),
+            np.array(top_logprobs, np.float32).reshape(len(results), top_width),
+        )
+
+    def _embedding(self, step: _Step, call: Call) -> F64:
+        rows: F64 = call.weights[0].values[step.tokens] * call.params["scale"]
+        return rows
+
+    def _rms_norm(self, step: _Step, call: Call, x: F64) -> F64:
+        weight = call.weights[0].astype(np.float64) + call.params["weight_offset"]
+        normed: F64 = x / np.sqrt((x * x).mean(-1, keepdims=True) + call.params["eps"]) * weight
+        return normed
+
+    def _linear(self, step: _Step, call: Call, x: F64, residual: F64 | None = None) -> F64:
+        matrix, bias = call.weights
+        out: F64 = (quantize_rows(x) if matrix.integer else x) @ matrix.values.T
+        if bias is not None:
+            out = out + bias
+        return out if residual is None else out + residual
+
+    def _rope_angles(self, step: _Step, call: Call) -> F64:
+        angles = step.positions[:, None] * np.array(call.params["frequencies"])
+        both: F64 = np.concatenate([np.cos(angles), np.sin(angles)], -1) * call.params["magnitude"]
+        return both
+
+    def _rope(self, step: _Step, call: Call, x: F64, angles: F64) -> F64:
+        half = angles.shape[-1] // 2
+        cos, sin = angles[:, None, :half], angles[:, None, half:]
+        heads = x.reshape(len(x), call.params["heads"], -1).copy()
+        if call.params["interleaved"]:
+            a, b = heads[..., 0 : 2 * half : 2].copy(), heads[..., 1 : 2 * half : 2].copy()
+            heads[..., 0 : 2 * half : 2], heads[..., 1 : 2 * half : 2] = a * cos - b * sin, a * sin + b * cos
+        else:
+            a, b = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+            heads[..., :half], heads[..., half : 2 * half] = a * cos - b * sin, a * sin + b * cos
+        return heads.reshape(x.shape)
+
+    def _stored(self, x: F64) -> F64:
+        return round_bfloat16(x) if self.kv.dtype == "bfloat16" else x.astype(np.float32).astype(np.float64)
+
+    def _kv_store(self, step: _Step, call: Call, k: F64, v: F64) -> None:
+        layer, size = call.params["layer"], self.kv.block_size
+        for sequence, (start, end) in enumerate(zip(step.row_starts, step.row_starts[1:], strict=False)):
+            for row in range(start, end):
+                block, offset = divmod(int(step.positions[row]), size)
+                at = (layer, step.block_tables[sequence, block], offset)
+                self.keys[at] = self._stored(k[row]).reshape(self.kv.heads, -1)
+                self.cached_values[at] = self._stored(v[row]).reshape(self.kv.heads, -1)
+
+    def _attention(self, step: _Step, call: Call, q: F64) -> F64:
+        heads, layer = call.params["heads"], call.params["layer"]
+        group = heads // self.kv.heads
+        out = np.zeros_like(q)
+        for sequence, (start, end) in enumerate(zip(step.row_starts, step.row_starts[1:], strict=False)):
+            blocks = step.block_tables[sequence, : int(step.positions[end - 1]) // self.kv.block_size + 1]
+            keys = self.keys[layer, blocks].reshape(-1, self.kv.heads, self.kv.head_dim)
+            values = self.cached_values[layer, blocks].reshape(-1, self.kv.heads, self.kv.head_dim)
+            for row in range(start, end):
+                position = int(step.positions[row])
+                window = call.params["window"]
+                first = max(0, position + 1 - window) if window else 0
+                query = self._stored(q[row]).reshape(heads, -1)
+                parts = [
+                    self._head(query[h], keys[:, h // group], values[:, h // group], first, position, call)
+                    for h in range(heads)
+                ]
+                out[row] = np.concatenate(parts)
+        return out
+
+    def _head(self, q: F64, keys: F64, values: F64, first: int, position: int, call: Call) -> F64:
+        """One query head: weights are rounded within segments of 256 positions, relative to the segment's maximum."""
+        tops, sums, outs = [], [], []
+        for begin in range(first // SEGMENT * SEGMENT, position + 1, SEGMENT):
+            span = slice(max(begin, first), min(begin + SEGMENT, position + 1))
+            scores = keys[span] @ q * call.params["scale"]
+            cap = call.params["softcap"]
+            if cap:
+                scores = cap * np.tanh(scores / cap)
+            weights = self._stored(np.exp(scores - scores.max()))
+            tops.append(scores.max())
+            sums.append(weights.sum())
+            outs.append(weights @ values[span])
+        scale = np.exp(np.array(tops) - max(tops))
+        merged: F64 = (scale[:, None] * np.array(outs)).sum(0) / (scale * np.array(sums)).sum()
+        return merged
+
+    def _silu_mul(self, step: _Step, call: Call, gate: F64, up: F64) -> F64:
+        product: F64 = gate / (1 + np.exp(-gate)) * up
+        return product
+
+    def _add(self, step: _Step, call: Call, a: F64, b: F64) -> F64:
+        return a + b
+
+    def _logit_rows(self, step: _Step, call: Call, x: F64) -> F64:
+        return x[step.logit_rows]

@@ -1,0 +1,99 @@
+"""Sampling of one row, written for reading: the definition that the native sampler is compared with.
+
+Order: penalties, logit bias, temperature, min-p, top-k, top-p, draw; equal values are ordered by token id; reported
+log-probabilities are those of the raw logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = Mapping[str, npt.NDArray[Any] | None]
+
+
+def philox_uniform(seed: int, choice: int, position: int) -> float:
+    """Philox4x32-10 (Salmon et al. 2011) of counter (position, choice, 0, 0) under key `seed` → [0, 1), 53 bits."""
+    mask = 0xFFFFFFFF
+    c = [position & mask, choice & mask, 0, 0]
+    k0, k1 = seed & mask, (seed >> 32) & mask
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k0, b & mask, (a >> 32) ^ c[3] ^ k1, a & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return float((c[0] << 32 | c[1]) >> 11) * 2.0**-53
+
+
+def _ragged(rows: Rows, name: str, i: int) -> npt.NDArray[Any]:
+    tokens, offsets = rows.get(f"{name}_tokens"), rows.get(f"{name}_offsets")
+    if tokens is None or offsets is None:
+        return np.zeros(0, np.int32)
+    return tokens[offsets[i] : offsets[i + 1]]
+
+
+def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDArray[np.float64]:
+    """Penalties and biases of row `i` applied to its logits."""
+    x = raw.copy()
+    prompt, output = _ragged(rows, "prompt", i), _ragged(rows, "output", i)
+    if rows.get("output_offsets") is not None:
+        repetition, frequency, presence = (
+            float(rows[f"{kind}_penalty"][i])  # type: ignore[index]
+            for kind in ("repetition", "frequency", "presence")
+        )
+        counts = np.bincount(output, minlength=len(x))
+        seen = counts.astype(bool)
+        seen[prompt] = True
+        x = np.where(seen, np.where(x > 0, x / repetition, x * repetition), x)
+        x -= frequency * counts + presence * (counts > 0)
+    offsets, values = rows.get("bias_offsets"), rows.get("bias_values")
+    if offsets is not None and values is not None:
+        np.add.at(x, _ragged(rows, "bias", i), values[offsets[i] : offsets[i + 1]])
+    return x
+
+
+def candidates(
+    x: npt.NDArray[np.float64], temperature: float, min_p: float, top_k: int, top_p: float
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Tokens that may be drawn and their weights, in the order in which the draw walks them."""
+    p = np.exp((x - x.max()) / temperature)
+    order = np.lexsort((np.arange(len(p)), -p))
+    order = order[p[order] >= max(min_p, float(np.finfo(np.float32).tiny))]
+    if top_k > 0:
+        order = order[:top_k]
+    if top_p < 1:
+        cumulative = np.cumsum(p[order])
+        order = order[: int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1]
+    if top_k <= 0 and top_p >= 1:
+        order = np.sort(order)  # unsorted draws walk the vocabulary
+    return order, p[order]
+
+
+def sample_row(
+    logits: npt.NDArray[np.float32], i: int, top_width: int, rows: Rows
+) -> tuple[int, float, list[int], list[float]]:
+    """Token, its log-probability, and the row's best alternatives (ids, -1 beyond what it asked for; log-probabilities)."""
+
+    def of(name: str) -> Any:
+        array = rows[name]
+        assert array is not None
+        return array[i]
+
+    raw = logits.astype(np.float64)
+    logprobs = raw - (raw.max() + np.log(np.exp(raw - raw.max()).sum()))
+    best = np.lexsort((np.arange(len(raw)), -raw))[: int(of("num_top"))]
+    padding = top_width - len(best)
+    top_ids = [*best.tolist(), *[-1] * padding]
+    top_logprobs = [*logprobs[best].tolist(), *[0.0] * padding]
+    token = int(of("target"))
+    if token < 0:
+        x = adjusted_logits(raw, i, rows)
+        if of("temperature") == 0:
+            token = int(np.argmax(x))
+        else:
+            ids, weights = candidates(x, float(of("temperature")), float(of("min_p")), int(of("top_k")), float(of("top_p")))
+            u = philox_uniform(int(of("seed")), int(of("choice")), int(of("position")))
+            token = int(ids[min(int(np.searchsorted(np.cumsum(weights), u * weights.sum(), side="right")), len(ids) - 1)])
+    return token, float(logprobs[token]), top_ids, top_logprobs
