@@ -12,6 +12,7 @@ key, type, value; then the tensor table as name, dimensions (fastest first), typ
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -34,7 +35,7 @@ MAX_ALIGNMENT = 1 << 20
 MAX_HEADER_BYTES = 256 << 20
 """Metadata and tensor table together. The largest real ones (a million tokens) take under 64 MiB."""
 MAX_OBJECTS = 1 << 23
-"""Strings, nested arrays, keys and tensors in one file: a bound on the Python objects a file can ask for."""
+"""Strings, nested arrays, keys and tensors in a file, and numbers in an array: bounds what it can ask for."""
 MAX_KEY_BYTES = 65535
 """The specification's limit."""
 MAX_DIMENSIONS = 4
@@ -99,7 +100,8 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     try:
         return _parse(path, mapping)
     except BaseException:
-        mapping.close()
+        with contextlib.suppress(BufferError):  # only when interrupted while an array still looks at it
+            mapping.close()
         raise
 
 
@@ -232,6 +234,8 @@ class _Cursor:
         if scalar is None:
             self.fail(f"unknown value type {kind}")
         layout, dtype = scalar
+        if count > MAX_OBJECTS:
+            self.fail(f"an array of {count} numbers (at most {MAX_OBJECTS} are possible)")
         start = self.need(count * layout.size)
         values = np.frombuffer(self.mapping[start : self.position], dtype)
         if kind == _BOOL:

@@ -21,7 +21,7 @@ class RopeConfig:
     interleaved: bool = False
     """True: pairs are (2i, 2i+1), as in the paper and GGUF's llama files; False: (i, i + dim/2), as in HF."""
     scaling: str = "none"
-    """none, linear, llama3 (per-frequency factors), yarn."""
+    """none, linear, llama3 (per-frequency factors), yarn. In GGUF, llama3 is the tensor `rope_freqs`."""
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0

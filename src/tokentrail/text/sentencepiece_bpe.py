@@ -9,13 +9,13 @@ arXiv:1808.06226; the order of equal scores is that of llama.cpp, which GGUF fil
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 
 SPACE = "\u2581"
 CACHED_WORDS = 1 << 15
-MAX_CACHED_LENGTH = 64
+LONG_WORD = 32
 
 
 class SentencePieceBPE:
@@ -33,22 +33,37 @@ class SentencePieceBPE:
         self._scores = scores
         self._byte_ids = byte_ids
         self._unknown = unknown
-        # If no token runs from one word into the next, words merge independently of each other: they can be
-        # handled one by one, and remembered. Nearly all vocabularies are so; the others are handled whole.
+        # Where two characters stand side by side in no token, no merge can cross between them: the text falls
+        # into parts that merge independently, and can be remembered. In nearly all vocabularies a word's end
+        # is such a place, which a pattern finds quickly; long words are looked at pair by pair.
         crossing = re.compile(rf"[^{SPACE}]{SPACE}")
-        self._by_word = not any(map(crossing.search, self._vocabulary))
-        self._words = re.compile(rf"{SPACE}*[^{SPACE}]+|{SPACE}+")
+        by_word = not any(map(crossing.search, self._vocabulary))
+        self._words = re.compile(rf"{SPACE}*[^{SPACE}]+|{SPACE}+" if by_word else "(?s:.+)")
         self._cached = lru_cache(CACHED_WORDS)(self._merge)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token and no lone surrogate. Thread-safe."""
-        text = text.replace(" ", SPACE)
-        if not self._by_word:
-            return list(self._merge(text))
         ids: list[int] = []
-        for word in self._words.findall(text):
-            ids += self._cached(word) if len(word) <= MAX_CACHED_LENGTH else self._merge(word)
+        for word in self._words.findall(text.replace(" ", SPACE)):
+            if len(word) <= LONG_WORD:
+                ids += self._cached(word)
+            else:
+                for part in self._parts(word):
+                    ids += self._cached(part) if len(part) <= LONG_WORD else self._merge(part)
         return ids
+
+    @cached_property
+    def _pairs(self) -> set[str]:
+        """Every two characters that stand side by side in a token."""
+        return {token[i : i + 2] for token in self._vocabulary for i in range(len(token) - 1)}
+
+    def _parts(self, word: str) -> Iterator[str]:
+        pairs, start = self._pairs, 0
+        for end in range(1, len(word)):
+            if word[end - 1 : end + 1] not in pairs:
+                yield word[start:end]
+                start = end
+        yield word[start:]
 
     def _merge(self, text: str) -> tuple[int, ...]:
         find, scores = self._vocabulary.get, self._scores

@@ -4,7 +4,8 @@ Jinja2's immutable sandbox keeps templates away from Python's insides. What it d
 work: ten lines can ask for hours of computing or terabytes of text. Here every loop turn, macro call and
 operator is counted against a budget of processor time and of characters, and operations whose result could
 be much larger than their operands are checked before they run. Filters and string methods that only pad, or
-that draw at random, are left out.
+that draw at random, are left out. (Not bounded: comparing two values that contain themselves over and over,
+which Python does in one go.)
 """
 
 from __future__ import annotations

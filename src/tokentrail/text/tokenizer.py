@@ -158,8 +158,13 @@ class Tokenizer:
         `text_start`: the ids begin a text (rather than continue a prompt, as answers do), so the space that
         SentencePiece puts before the first word is taken off again.
         """
+        ids = list(ids)
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
-        return text[1:] if text_start and self._space_prefix and text.startswith(" ") else text
+        if text_start and self._space_prefix and text.startswith(" "):
+            # Only an ordinary token brings that space; those of user-defined tokens were in the text itself.
+            first = next((self._types[id] for id in ids if not self.is_special(id)), None)
+            return text[1:] if first == NORMAL else text
+        return text
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> bytes:
         """The bytes of `ids`, joined: what `decode` decodes."""
