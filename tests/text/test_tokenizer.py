@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,8 +238,6 @@ def test_defaults_that_come_with_a_name() -> None:
 def test_user_defined_tokens_are_found_without_parsing() -> None:
     tokens = [*_byte_alphabet().values(), "ab", "<think>", "<s>"]
     types = [1] * 257 + [4, 3]
-    import numpy as np
-
     source = TokenizerSource(
         kind="gpt2", pre="gpt-2", tokens=tokens, merges=["a b"], token_types=np.array(types), bos_token_id=258
     )
@@ -251,8 +250,6 @@ def test_user_defined_tokens_are_found_without_parsing() -> None:
 
 def test_the_longest_special_token_wins() -> None:
     tokens = [*_byte_alphabet().values(), "ab", "<a>", "<a><b>", "<b>"]
-    import numpy as np
-
     source = TokenizerSource(
         kind="gpt2", pre="gpt-2", tokens=tokens, merges=["a b"], token_types=np.array([1] * 257 + [3] * 3)
     )
@@ -289,3 +286,41 @@ def test_empty_tokens_do_not_hinder() -> None:
     tokenizer = Tokenizer(replace(GOOD, tokens=[*GOOD.tokens, "", ""]))
     assert tokenizer.encode("ab") == [256]
     assert tokenizer.token_bytes(257) == b""
+
+
+WORD = st.text("ab ▁Ġ<|>0xA\n\u0120é", max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_vocabulary_is_built_or_refused(data: st.DataObject) -> None:
+    """A vocabulary from a file nobody has read: it may make no sense, but must not bring anything down."""
+    tokens = data.draw(st.lists(WORD, min_size=1, max_size=20, unique=True))
+    id_or_none = st.one_of(st.none(), st.integers(0, len(tokens) - 1))
+    source = TokenizerSource(
+        kind=data.draw(st.sampled_from(["gpt2", "llama"])),
+        pre=data.draw(st.sampled_from(sorted(PRE_TOKENIZERS))),
+        tokens=tokens,
+        scores=data.draw(st.one_of(st.none(), st.just(np.linspace(-1, 1, len(tokens), dtype=np.float32)))),
+        token_types=data.draw(
+            st.one_of(
+                st.none(),
+                st.lists(st.integers(0, 6), min_size=len(tokens), max_size=len(tokens)).map(np.array),
+            )
+        ),
+        merges=data.draw(st.lists(st.one_of(WORD, st.sampled_from(["a b", "a a", "Ġ a"])), max_size=10)),
+        bos_token_id=data.draw(id_or_none),
+        eos_token_id=data.draw(id_or_none),
+        unk_token_id=data.draw(id_or_none),
+        add_bos=data.draw(st.sampled_from([None, True, False])),
+    )
+    try:
+        tokenizer = Tokenizer(source)
+    except ModelFileError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    text = data.draw(st.text(max_size=20))
+    for parse in (True, False):
+        ids = tokenizer.encode(text, parse_special=parse)
+        assert all(0 <= id < len(tokens) for id in ids)
+        tokenizer.decode(ids, text_start=True)
