@@ -29,15 +29,17 @@ constexpr int MAX_ROWS = 6;
 // What differs between the cache types: how pairs are multiplied, and how queries and weights are kept.
 struct Bf16 {
   using Stored = uint16_t;
-  // scores[r][tile of 16 positions] += q . k over the head
-  template <int MR>
-  static inline void scores(const uint8_t* k_tile, const Stored* const* q, int head_dim, VF* acc) {
+  // acc[r][n] += q . k over the head, for NT tiles of 16 positions
+  template <int MR, int NT>
+  static inline void scores(const uint8_t* const* k_tile, const Stored* const* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; d += 2) {
-      const VI k = loadi(k_tile + (size_t)d * 32);
+      VI k[NT];
+      for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * 32);
       for (int r = 0; r < MR; ++r) {
         int32_t pair;
         __builtin_memcpy(&pair, q[r] + d, 4);
-        acc[r] = dot2_bf16(acc[r], k, set1i(pair));
+        const VI b = set1i(pair);
+        for (int n = 0; n < NT; ++n) acc[r][n] = dot2_bf16(acc[r][n], k[n], b);
       }
     }
   }
@@ -64,11 +66,15 @@ struct Bf16 {
 
 struct F32 {
   using Stored = float;
-  template <int MR>
-  static inline void scores(const uint8_t* k_tile, const Stored* const* q, int head_dim, VF* acc) {
+  template <int MR, int NT>
+  static inline void scores(const uint8_t* const* k_tile, const Stored* const* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; ++d) {
-      const VF k = load((const float*)k_tile + (size_t)d * TILE);
-      for (int r = 0; r < MR; ++r) acc[r] = fma(k, set1(q[r][d]), acc[r]);
+      VF k[NT];
+      for (int n = 0; n < NT; ++n) k[n] = load((const float*)k_tile[n] + (size_t)d * TILE);
+      for (int r = 0; r < MR; ++r) {
+        const VF b = set1(q[r][d]);
+        for (int n = 0; n < NT; ++n) acc[r][n] = fma(k[n], b, acc[r][n]);
+      }
     }
   }
   template <int MR, int NV>
@@ -103,6 +109,7 @@ template <class Kv> struct Task {
   Stored* weights;          // [rows, SEGMENT]
   Stored* queries;          // [rows, head_dim]
   float* running;           // [rows, 2 + head_dim]
+  bool once;                // every key and value is read by one tile of rows only: fetch ahead
   Row rows[ATTENTION_TOKENS];
 
   const uint8_t* tile(const uint8_t* base, int64_t position) const {
@@ -120,6 +127,8 @@ template <class Kv> struct Task {
       last = limits[r].position > last ? limits[r].position : last;
       first = limits[r].first < first ? limits[r].first : first;
     }
+    // Few rows take several tiles at once, to have enough independent sums under way.
+    constexpr int NT = MR >= 5 ? 2 : 4;
     // All rows walk the same tiles; a tile that one of them may not see weighs zero for it.
     const int tile0 = first > begin ? (int)(first - begin) / TILE : 0;
     const int count = (int)(last + 1 - begin < SEGMENT ? last + 1 - begin : SEGMENT);
@@ -134,21 +143,9 @@ template <class Kv> struct Task {
       s[r] = scores + (size_t)row_ids[r] * SEGMENT;
       top[r] = set1(-INF);
     }
-    for (int t = tile0; t < tile1; ++t) {
-      const int64_t at = begin + (int64_t)t * TILE;
-      VF acc[MR];
-      for (int r = 0; r < MR; ++r) acc[r] = zero();
-      Kv::template scores<MR>(tile(kv.k, at), q, hd, acc);
-      for (int r = 0; r < MR; ++r) {
-        VF x = acc[r] * set1(a.scale);
-        if (a.softcap > 0.0f) x = set1(a.softcap) * tanh(x / set1(a.softcap));
-        const int64_t lo = limits[r].first - at, hi = limits[r].position + 1 - at;
-        if (lo > 0 || hi < TILE)
-          x = select_range(x, set1(-INF), lo > TILE ? TILE : lo < 0 ? 0 : (int)lo, hi > TILE ? TILE : hi < 0 ? 0 : (int)hi);
-        store(s[r] + t * TILE, x);
-        top[r] = max(top[r], x);
-      }
-    }
+    int t = tile0;
+    for (; t + NT <= tile1; t += NT) scored<MR, NT>(begin, t, tile1, q, limits, s, top);
+    for (; t < tile1; ++t) scored<MR, 1>(begin, t, tile1, q, limits, s, top);
     float m[MR];
     for (int r = 0; r < MR; ++r) {
       m[r] = hmax(top[r]);
@@ -162,6 +159,42 @@ template <class Kv> struct Task {
     for (; d + 64 <= hd; d += 64) weighted<MR, 4>(begin, tile0, tile1, count, w, d, out);
     for (; d + 32 <= hd; d += 32) weighted<MR, 2>(begin, tile0, tile1, count, w, d, out);
     for (; d < hd; d += 16) weighted<MR, 1>(begin, tile0, tile1, count, w, d, out);
+  }
+
+  // Blocks lie scattered, so the hardware sees each one's start too late: ask for the values of these tiles, which come
+  // right after their scores, and for the keys of the next ones.
+  void fetch(int64_t begin, int t, int count, int tile1) const {
+    for (int n = 0; n < count; ++n) {
+      const uint8_t* v = tile(kv.v, begin + (int64_t)(t + n) * TILE);
+      for (size_t i = 0; i < kv.tile_bytes(); i += 64) __builtin_prefetch(v + i);
+      if (t + n + count >= tile1) continue;
+      const uint8_t* k = tile(kv.k, begin + (int64_t)(t + n + count) * TILE);
+      for (size_t i = 0; i < kv.tile_bytes(); i += 64) __builtin_prefetch(k + i);
+    }
+  }
+
+  // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
+  template <int MR, int NT>
+  void scored(int64_t begin, int t, int tile1, const Stored* const* q, const Row* limits, float* const* s, VF* top) {
+    const uint8_t* tiles[NT];
+    VF acc[MR][NT];
+    for (int n = 0; n < NT; ++n) tiles[n] = tile(kv.k, begin + (int64_t)(t + n) * TILE);
+    if (once) fetch(begin, t, NT, tile1);
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < NT; ++n) acc[r][n] = zero();
+    Kv::template scores<MR, NT>(tiles, q, kv.head_dim, acc);
+    for (int n = 0; n < NT; ++n) {
+      const int64_t at = begin + (int64_t)(t + n) * TILE;
+      for (int r = 0; r < MR; ++r) {
+        VF x = acc[r][n] * set1(a.scale);
+        if (a.softcap > 0.0f) x = set1(a.softcap) * tanh(x / set1(a.softcap));
+        const int64_t lo = limits[r].first - at, hi = limits[r].position + 1 - at;
+        if (lo > 0 || hi < TILE)
+          x = select_range(x, set1(-INF), lo > TILE ? TILE : lo < 0 ? 0 : (int)lo, hi > TILE ? TILE : hi < 0 ? 0 : (int)hi);
+        store(s[r] + (t + n) * TILE, x);
+        top[r] = max(top[r], x);
+      }
+    }
   }
 
   template <int MR, int NV>
@@ -221,7 +254,7 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_
   const int tokens = (int)(row1 - row0), rows = tokens * group;
   const int part = 2 + hd;
   float* f = (float*)scratch;
-  Task<Kv> task{kv, a, s.block_tables + sequence * s.table_width, kv_head, f, nullptr, nullptr, nullptr, {}};
+  Task<Kv> task{kv, a, s.block_tables + sequence * s.table_width, kv_head, f, nullptr, nullptr, nullptr, rows <= MAX_ROWS, {}};
   f += (size_t)rows * SEGMENT;
   task.running = f;
   f += (size_t)rows * part;
