@@ -176,7 +176,8 @@ async def _open_backend(config: EngineConfig, template: str | None) -> tuple[Eng
     try:
         # While the engine process loads the weights, this one loads what it needs of the text.
         await asyncio.sleep(0)
-        from tokentrail.answer.local import LocalBackend, load_text_parts
+        from tokentrail.answer.local import LocalBackend
+        from tokentrail.answer.parts import load_text_parts
         from tokentrail.journey import JourneyStore
 
         loop = asyncio.get_running_loop()

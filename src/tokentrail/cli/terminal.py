@@ -29,6 +29,4 @@ def draw_journey(journey: JourneyView) -> None:
 
     from tokentrail.journey.render import render
 
-    console = Console(highlight=False)
-    # The words beside the time axis take about 64 columns.
-    console.print(render(journey, width=min(60, max(12, console.width - 64))))
+    Console(highlight=False).print(render(journey))

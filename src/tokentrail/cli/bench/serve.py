@@ -160,6 +160,7 @@ class LoadOptions:
             raise typer.BadParameter(
                 f"{self.request_rate:g} is not a rate above 0", param_hint="--request-rate"
             )
+        _ = self.input_lengths, self.output_lengths
 
 
 @dataclass

@@ -1,0 +1,125 @@
+"""From `tokentrail serve`'s flags to the server's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+import tokentrail.server
+from tokentrail.cli.serve import ServeCommand, spread_lists
+from tokentrail.engine import EngineConfig
+from tokentrail.server import ServerConfig
+
+
+@pytest.fixture
+def served(run: Run, monkeypatch: pytest.MonkeyPatch) -> object:
+    """`served("--port", "1")` gives the `ServerConfig` that the server would have been started with."""
+    configs: list[ServerConfig] = []
+    monkeypatch.setattr(tokentrail.server, "serve", configs.append, raising=False)
+    monkeypatch.delenv("TOKENTRAIL_API_KEY", raising=False)
+
+    def call(*arguments: str) -> ServerConfig:
+        outcome = run("serve", *arguments)
+        assert outcome.code == 0, outcome.err
+        call.err = outcome.err  # type: ignore[attr-defined]
+        return configs.pop()
+
+    return call
+
+
+def test_defaults_are_those_of_the_config(served) -> None:
+    assert served() == ServerConfig()
+
+
+def test_every_engine_flag_reaches_the_engine(served) -> None:
+    config = served(
+        "-m", "x.gguf", "-c", "4K", "-t", "3", "-np", "5", "--max-num-batched-tokens", "1k",
+        "--max-waiting", "7", "--kv-cache-memory", "2GiB", "--block-size", "64",
+        "--no-enable-prefix-caching", "--kv-cache-dtype", "float32", "--activation-dtype", "float32",
+        "--seed", "9", "--enforce-eager", "--dtype", "bfloat16", "--quantization", "gguf",
+        "--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2",
+    )  # fmt: skip
+    assert config.engine == EngineConfig(
+        model="x.gguf", max_model_len=4096, threads=3, max_num_seqs=5, max_num_batched_tokens=1000,
+        max_waiting=7, kv_cache_memory=2 * 2**30, block_size=64, enable_prefix_caching=False,
+        kv_cache_dtype="float32", activation_dtype="float32", seed=9, enforce_eager=True,
+        dtype="bfloat16", quantization="gguf", memory_utilization=0.5, tensor_parallel_size=2,
+    )  # fmt: skip
+    # What flags meant for a GPU do here is said, one line each.
+    notes = served.err.splitlines()
+    assert [note.split()[1].rstrip(":") for note in notes] == [
+        "--gpu-memory-utilization",
+        "--tensor-parallel-size",
+        "--dtype",
+    ]
+
+
+def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("x")
+    config = served(
+        "--host", "0.0.0.0", "--port", "0", "--chat-template", str(template), "--trail-text",
+        "--trail-size", "5", "--allowed-origins", "http://a,http://b", "--allowed-methods", "GET",
+        "POST", "--allowed-headers", "x-a", "--allow-credentials", "--shutdown-timeout", "3.5",
+        "--log-level", "debug", "--no-log-requests",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        host="0.0.0.0", port=0, chat_template=str(template), trail_text=True, trail_size=5,
+        allowed_origins=("http://a", "http://b"), allowed_methods=("GET", "POST"),
+        allowed_headers=("x-a",), allow_credentials=True, shutdown_timeout=3.5, log_level="debug",
+        log_requests=False,
+    )  # fmt: skip
+
+
+def test_model_by_position_as_vllm_takes_it(served) -> None:
+    assert served("x.gguf", "--served-model-name", "a").engine.model == "x.gguf"
+    assert served("x.gguf", "-m", "x.gguf").engine.model == "x.gguf"
+    assert served("-c", "-1").engine.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--served-model-name", "a", "b", "c"],
+        ["--served-model-name", "a", "--served-model-name", "b", "--served-model-name", "c"],
+        ["--served-model-name", "a,b", "c"],
+        ["--served-model-name=a", "--served-model-name", "b", "c", "--port", "1"],
+    ],
+    ids=" ".join,
+)
+def test_several_names(served, arguments: list[str]) -> None:
+    assert served(*arguments).served_model_names == ("a", "b", "c")
+
+
+def test_keys_from_flag_environment_and_file(served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert served("--api-key", "a", "b", "--api-key", "a").api_keys == ("a", "b")
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nf1\n\n  f2  \n")
+    assert served("--api-key-file", str(keys)).api_keys == ("f1", "f2")
+    monkeypatch.setenv("TOKENTRAIL_API_KEY", "e1,e2")
+    assert served().api_keys == ("e1", "e2")
+    assert served("--api-key", "a").api_keys == ("a",)
+    assert served("--api-key-file", str(keys)).api_keys == ("e1", "e2", "f1", "f2")
+
+
+def test_a_key_file_without_keys_does_not_open_the_server(run: Run, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none yet\n")
+    outcome = run("serve", "--api-key-file", str(keys))
+    assert outcome.code == 2
+    assert "holds no key" in outcome.err
+
+
+def test_spreading_leaves_other_arguments_alone() -> None:
+    lists = ServeCommand.LISTS
+    assert spread_lists(["m.gguf", "--port", "1", "-c", "2"], lists) == ["m.gguf", "--port", "1", "-c", "2"]
+    assert spread_lists(["--api-key", "a", "b", "-t", "2"], lists) == [
+        "--api-key",
+        "a",
+        "--api-key",
+        "b",
+        "-t",
+        "2",
+    ]
