@@ -86,6 +86,16 @@ def test_random_text_equals_llama_cpp(text: str, demo_tokenizer: Tokenizer, demo
     assert demo_tokenizer.decode_bytes(expected, skip_special_tokens=False) == encodable
 
 
+def test_bytes_that_the_vocabulary_lacks_keep_their_neighbours_apart(
+    demo_tokenizer: Tokenizer, demo_llama: LlamaCpp
+) -> None:
+    """`">` is a token of its own; with a character between them that no token has, they are two."""
+    text = '"\x06> " \x06>\x06\x06'
+    assert demo_tokenizer.token_to_id("Ĩ") is not None
+    assert demo_tokenizer.token_to_id(ALPHABET[6]) is None
+    assert demo_tokenizer.encode(text) == demo_llama.encode(text)
+
+
 def test_long_text(demo_tokenizer: Tokenizer, demo_llama: LlamaCpp) -> None:
     text = "".join(random.Random(0).choices(TEXTS, k=300))
     assert demo_tokenizer.encode(text) == demo_llama.encode(text)

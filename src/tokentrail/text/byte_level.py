@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tokentrail.text.pretokenizers import PreTokenizer
@@ -19,7 +20,10 @@ def _byte_alphabet() -> dict[int, str]:
     return alphabet
 
 
-_CHARACTER_TO_BYTE = {ord(character): byte for byte, character in _byte_alphabet().items()}
+BYTE_TO_CHARACTER = _byte_alphabet()
+UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
+"""The bytes that occur in UTF-8."""
+_CHARACTER_TO_BYTE = {ord(character): byte for byte, character in BYTE_TO_CHARACTER.items()}
 
 
 def decode_byte_level(token: str) -> bytes:
@@ -40,22 +44,34 @@ class ByteLevelBPE:
         from tokenizers.pre_tokenizers import ByteLevel, Split
         from tokenizers.pre_tokenizers import Sequence as Steps
 
-        pairs = [(left, right) for left, space, right in (merge.partition(" ") for merge in merges) if space]
-        try:
-            model = BPE(dict(vocabulary), pairs, ignore_merges=rule.ignore_merges)
-        except Exception:
-            # A merge whose parts or result are missing from the vocabulary can never matter, but is refused.
-            pairs = [
-                pair
-                for pair in pairs
-                if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
-            ]
-            model = BPE(dict(vocabulary), pairs, ignore_merges=rule.ignore_merges)
-        steps = [Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns]
+        # The library stumbles over merges whose parts or result are no tokens. They have no use anyway.
+        pairs = [
+            (left, right)
+            for left, _, right in [merge.partition(" ") for merge in merges]
+            if left in vocabulary and right in vocabulary and left + right in vocabulary
+        ]
+        model = BPE(dict(vocabulary), pairs, ignore_merges=rule.ignore_merges)
+        steps: list[Split | ByteLevel] = [
+            Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns
+        ]
+        steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = Steps([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
+        self._tokenizer.pre_tokenizer = Steps(steps)
+        self._lacking, self._careful = None, self._tokenizer
+        missing = [byte for byte in UTF8_BYTES if BYTE_TO_CHARACTER[byte] not in vocabulary]
+        if missing:
+            # Bytes that the vocabulary lacks vanish, but keep their neighbours from being merged. The library
+            # would merge these, so such bytes become cuts; only in texts that may have them, for speed.
+            pattern = "[" + "".join(f"\\x{{{ord(BYTE_TO_CHARACTER[byte]):x}}}" for byte in missing) + "]"
+            self._careful = tokenizers.Tokenizer(model)
+            self._careful.pre_tokenizer = Steps([*steps, Split(tokenizers.Regex(pattern), "removed")])
+            characters = [re.escape(chr(byte)) for byte in missing if byte < 0x80]
+            beyond_ascii = "\\x80-\\U0010ffff" if missing[-1] >= 0x80 else ""
+            self._lacking = re.compile("[" + "".join(characters) + beyond_ascii + "]")
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token and no lone surrogate. Thread-safe."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        careful = self._lacking is not None and self._lacking.search(text)
+        tokenizer = self._careful if careful else self._tokenizer
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
