@@ -1,3 +1,30 @@
-"""Tokentrail."""
+"""Tokentrail: an inference engine, an OpenAI-compatible server, and a trail of every answer.
+
+>>> from tokentrail import LLM, SamplingParams
+>>> LLM().generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokentrail.answer import LLM
+    from tokentrail.protocol import SamplingParams
 
 __version__ = "0.1.0"
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    # On first use: the command line and the engine process import this package, and need neither.
+    if name == "LLM":
+        from tokentrail.answer import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from tokentrail.protocol import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,8 @@ from tokentrail.answer import (
     collect,
 )
 from tokentrail.answer.backend import join
-from tokentrail.answer.local import LocalAnswer, TextParts, load_text_parts
+from tokentrail.answer.local import LocalAnswer
+from tokentrail.answer.parts import TextParts, load_text_parts
 from tokentrail.protocol import (
     ContextLengthExceeded,
     EngineDead,

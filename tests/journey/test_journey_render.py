@@ -13,8 +13,8 @@ from tokentrail.journey.render import render
 from tokentrail.protocol import TokenAlternatives
 
 
-def drawn(journey: object) -> str:
-    console = Console(file=io.StringIO(), width=160, force_terminal=False)
+def drawn(journey: object, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(render(journey))  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -38,6 +38,11 @@ def test_a_view_and_its_json_are_drawn_alike() -> None:
         assert part in text
     assert text.count("prefill") == 2
     assert "perplexity" in text
+    for width in (60, 80, 120):
+        narrow = drawn(view, width)
+        assert max(map(len, narrow.splitlines())) <= width
+        for part in ("tokenize", "prefill", "decode", "start", "time"):
+            assert part in narrow
 
 
 def test_texts_and_alternatives_are_drawn_when_kept() -> None:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answer"))
 from scripted_engine import ScriptedEngine
 
 from tokentrail.answer import LocalBackend
-from tokentrail.answer.local import TextParts, load_text_parts
+from tokentrail.answer.parts import TextParts, load_text_parts
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.server.config import ServerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from tokentrail.journey.schema import JourneyView, SequenceView, StepView, TokenView
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -32,16 +32,13 @@ _MOST_CHUNKS = 12
 _MOST_TOKENS = 64
 
 
-def render(journey: JourneyView | Mapping[str, Any], *, width: int = 60) -> RenderableType:
-    """A rich renderable of `journey`, given as a view or as the JSON that `GET /v1/journeys/{id}` returned.
-
-    `width`: characters of the time axis.
-    """
+def render(journey: JourneyView | Mapping[str, Any]) -> RenderableType:
+    """A rich renderable of `journey`: a view, or the JSON that `GET /v1/journeys/{id}` returned."""
     from rich.console import Group
 
     if not isinstance(journey, JourneyView):
         journey = msgspec.convert(dict(journey), JourneyView)
-    parts: list[RenderableType] = [_headline(journey), _waterfall(journey, width)]
+    parts: list[RenderableType] = [_headline(journey), _Waterfall(journey)]
     for sequence in journey.sequences:
         parts.extend(_tokens(sequence, several=len(journey.sequences) > 1))
     return Group(*parts)
@@ -71,6 +68,17 @@ def _rate(journey: JourneyView) -> str:
     return f"{tokens / decode:.1f} tokens/s" if decode and tokens > 0 else ""
 
 
+class _Waterfall:
+    """Draws itself as wide as it may be."""
+
+    def __init__(self, journey: JourneyView) -> None:
+        self.journey = journey
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        # Names and times take about 32 characters; half of the rest, or less, is the time axis.
+        yield _waterfall(self.journey, min(60, max(12, (options.max_width - 32) // 2)))
+
+
 def _waterfall(journey: JourneyView, width: int) -> Table:
     from rich.table import Table
 
@@ -79,15 +87,15 @@ def _waterfall(journey: JourneyView, width: int) -> Table:
     ends = [step.start_at + step.seconds for step in steps] + [event.at for event in journey.events]
     axis = _Axis(start, max([*ends, start + 1e-6]), width)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("stage")
-    table.add_column("start", justify="right")
-    table.add_column("time", justify="right")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("start", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
     table.add_column(f"0 … {_seconds(axis.end - start)}", no_wrap=True)
     table.add_column("what")
 
     def row(name: str, label: str, at: float, seconds: float, what: str = "") -> None:
         bar = axis.bar(at, seconds, _COLORS[name])
-        table.add_row(name + label, _seconds(at - start), _seconds(seconds), bar, what)
+        table.add_row(name + label, _seconds(max(0.0, at - start)), _seconds(seconds), bar, what)
 
     def moment(name: str, at: float, what: str) -> None:
         table.add_row(name, _seconds(at - start), "", axis.mark(at, "red"), what)

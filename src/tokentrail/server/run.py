@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Only what is needed to start the engine process: everything else is imported while that loads its model.
 from tokentrail.engine.client import EngineClient
@@ -20,7 +20,7 @@ from tokentrail.server.config import ServerConfig
 if TYPE_CHECKING:
     import uvicorn
 
-    from tokentrail.answer.local import TextParts
+    from tokentrail.answer.parts import TextParts
     from tokentrail.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -99,27 +99,23 @@ class Server:
         # The loop stays free to start the engine process while threads import and load.
         starting = asyncio.ensure_future(self.engine.start())
         parts = asyncio.ensure_future(loop.run_in_executor(None, _load_text, self.config))
-        watching: asyncio.Task[None] | None = None
-        web: uvicorn.Server | None = None
+        background: list[asyncio.Future[Any]] = [starting, parts]
         try:
             state = self.state = await loop.run_in_executor(None, _import_web, self.config)
             web = _web_server(state)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
-            watching = asyncio.ensure_future(state.watch_stalled())
+            told = asyncio.ensure_future(self._told_to_end.wait())
+            background += [serving, told, asyncio.ensure_future(state.watch_stalled())]
             await asyncio.gather(starting, parts)
             self._open(state, parts.result())
-            await asyncio.wait(
-                {serving, told := asyncio.ensure_future(self._told_to_end.wait())},
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            told.cancel()
+            await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
             await state.drain(self.config.shutdown_timeout)
             web.should_exit = True
             await serving
         finally:
-            for task in (starting, parts, watching):
-                if task is not None:
-                    task.cancel()
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
 
     def _open(self, state: ServerState, parts: TextParts) -> None:
         """Take requests from now on."""
@@ -178,7 +174,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _load_text(config: ServerConfig) -> TextParts:
-    from tokentrail.answer.local import load_text_parts
+    from tokentrail.answer.parts import load_text_parts
 
     return load_text_parts(config.engine.model, config.chat_template)
 

@@ -1,0 +1,202 @@
+"""A request from its check to its end: its sequences, what they brought, its journey, its measurements.
+
+Synchronous and without an engine: `LocalAnswer` and `LLM` each drive it their own way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from tokentrail.answer.choice import ChoiceWriter, TokenTexts
+from tokentrail.answer.parts import TextParts
+from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
+from tokentrail.answer.types import AnswerRequest, Chunk, Usage
+from tokentrail.journey import JourneyStore, SequenceTrail
+from tokentrail.observability import Metrics
+from tokentrail.protocol import Delta, EngineInfo, FinishReason, GenerateRequest, TokentrailError
+
+SEED_BITS = 53
+"""Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
+
+# Of a request with several choices the worst outcome is told.
+_BADNESS = {"stop": 0, "length": 1, "abort": 2, "rejected": 3, "error": 4}
+
+
+def draw_seed() -> int:
+    return secrets.randbits(SEED_BITS)
+
+
+class Desk:
+    """Where requests for one model are admitted."""
+
+    def __init__(
+        self,
+        parts: TextParts,
+        journeys: JourneyStore,
+        metrics: Metrics,
+        *,
+        draw_seed: Callable[[], int] = draw_seed,
+    ) -> None:
+        """`draw_seed`: makes the seeds of requests that bring none."""
+        self.parts = parts
+        self.journeys = journeys
+        self.metrics = metrics
+        self.texts = TokenTexts(parts.tokenizer)
+        self.draw_seed = draw_seed
+
+    def check(self, request: AnswerRequest, info: EngineInfo) -> None:
+        """Ranges of the sampling parameters that do not depend on the prompt. Raises `InvalidRequest`."""
+        request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
+
+    def prepare(self, request: AnswerRequest) -> Prepared:
+        """Prompts to tokens. Safe in another thread."""
+        return prepare(request.prompts, self.parts.tokenizer, self.parts.template)
+
+    def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
+        """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""
+        context = info.max_model_len
+        limits = [resolve_max_tokens(request, ids, context) for ids in prepared.token_ids]
+        for limit in limits:
+            request.sampling.replace(max_tokens=max(1, limit)).validate()
+        return Admission(self, request, prepared, limits, info.fingerprint)
+
+
+class Admission:
+    """An admitted request."""
+
+    def __init__(
+        self, desk: Desk, request: AnswerRequest, prepared: Prepared, limits: Sequence[int], fingerprint: str
+    ) -> None:
+        received = time.time() if request.received is None else request.received
+        sampling = request.sampling
+        self.request = request
+        self.seed = desk.draw_seed() if sampling.seed is None else sampling.seed
+        self.prompt_token_ids = prepared.token_ids
+        self.prompt_texts = prepared.texts
+        self.usage = Usage(prompt_tokens=sum(map(len, prepared.token_ids)))
+        self.journey = desk.journeys.begin(
+            request.id,
+            endpoint=request.endpoint,
+            model=request.model,
+            tenant=request.tenant,
+            request_id=request.request_id,
+            received=received,
+        )
+        self.journey.template_done(
+            self.usage.prompt_tokens,
+            template_seconds=prepared.template_seconds,
+            tokenize_seconds=prepared.tokenize_seconds,
+        )
+        self.journey.seed = self.seed
+        self.journey.fingerprint = fingerprint
+        self.journey.token_text = desk.texts.text
+        self._metrics = desk.metrics
+        self._first_token: float | None = None
+        self._last_token: float | None = None
+        self._ended = False
+        self.sequences = [
+            self._sequence(desk, limits[prompt], prompt, choice)
+            for prompt in range(len(request.prompts))
+            for choice in range(sampling.n)
+        ]
+
+    def _sequence(self, desk: Desk, limit: int, prompt: int, choice: int) -> AnswerSequence:
+        request, tokenizer = self.request, desk.parts.tokenizer
+        ids, text = self.prompt_token_ids[prompt], self.prompt_texts[prompt]
+        index = prompt * request.sampling.n + choice
+        sampling = request.sampling.replace(seed=self.seed, max_tokens=max(1, limit), n=1)
+        echo = None
+        if request.echo:
+            echo = echo_of(ids, text, sampling, tokenizer)
+            sampling = sampling.replace(prompt_logprobs=sampling.logprobs)
+        generate = GenerateRequest(
+            id=f"{request.id}-{index}",
+            group=request.id,
+            prompt=ids,
+            sampling=sampling,
+            # Of its own prompt: a prompt in a list is answered as if it were alone.
+            choice=choice,
+            priority=request.priority,
+            tenant=request.tenant,
+            salt=request.salt,
+            deadline=request.deadline,
+            arrival=self.journey.received,
+        )
+        writer = ChoiceWriter(index, sampling, tokenizer, desk.texts, echo=echo, score_only=limit == 0)
+        trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text)
+        return AnswerSequence(generate, writer, trail)
+
+    def write(self, sequence: AnswerSequence, delta: Delta) -> Chunk:
+        """What `delta` adds to the answer. Raises `TokentrailError` if the engine gave the sequence up."""
+        finish = delta.finish
+        if finish is not None and finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise TokentrailError(finish.error or "The engine gave the request up.", code=finish.reason.value)
+        writer = sequence.writer
+        before = writer.num_tokens
+        start = time.perf_counter()
+        chunk = writer.push(delta)
+        self.journey.detokenize_seconds += time.perf_counter() - start
+        new = writer.num_tokens - before
+        self.usage.completion_tokens += new
+        self._observe(sequence, new)
+        if delta.cached_tokens is not None and sequence.request.choice == 0:
+            self.usage.cached_tokens += delta.cached_tokens
+        if self.journey.keep_text:
+            sequence.texts.append(chunk.text)
+        if chunk.finish_reason is not None:
+            text = "".join(sequence.texts)
+            self.journey.sequence_done(sequence.trail, chunk.finish_reason, writer.num_tokens, text)
+        return chunk
+
+    def _observe(self, sequence: AnswerSequence, tokens: int) -> None:
+        if not tokens:
+            return
+        now = time.time()
+        if self._first_token is None:
+            self._first_token = now
+            self._metrics.first_token.observe(now - self.journey.received)
+        if sequence.last_token is not None:
+            self._metrics.inter_token.observe((now - sequence.last_token) / tokens, tokens)
+        sequence.last_token = self._last_token = now
+
+    @property
+    def outcome(self) -> str:
+        """How its choices ended, the worst of them."""
+        reasons = [sequence.writer.finish_reason or "error" for sequence in self.sequences]
+        return max(reasons, key=_BADNESS.__getitem__)
+
+    def end(self, outcome: str) -> None:
+        """The request is over. Only the first call counts."""
+        if self._ended:
+            return
+        self._ended = True
+        self.journey.end(outcome)
+        metrics = self._metrics
+        metrics.requests[outcome] += 1
+        if outcome == "rejected":
+            return
+        metrics.latency.observe(time.time() - self.journey.received)
+        metrics.request_prompt_tokens.observe(self.usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(self.usage.completion_tokens)
+        between = self.usage.completion_tokens - len(self.sequences)
+        if self._first_token is not None and self._last_token is not None and between > 0:
+            seconds = (self._last_token - self._first_token) * len(self.sequences)
+            metrics.per_output_token.observe(seconds / between)
+        queue = self.journey.queue_seconds()
+        if queue is not None:
+            metrics.queue_time.observe(queue)
+
+
+class AnswerSequence:
+    """One choice of one prompt on its way."""
+
+    __slots__ = ("last_token", "request", "texts", "trail", "writer")
+
+    def __init__(self, request: GenerateRequest, writer: ChoiceWriter, trail: SequenceTrail) -> None:
+        self.request = request
+        self.writer = writer
+        self.trail = trail
+        self.last_token: float | None = None
+        self.texts: list[str] = []

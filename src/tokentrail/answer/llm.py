@@ -1,0 +1,294 @@
+"""`LLM`: a model in a script, with vLLM's interface."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from tokentrail.answer.admission import SEED_BITS, Admission, AnswerSequence, Desk
+from tokentrail.answer.backend import join
+from tokentrail.answer.parts import load_text_parts
+from tokentrail.answer.types import (
+    AnswerRequest,
+    ChatPrompt,
+    Chunk,
+    Prompt,
+    TextPrompt,
+    TokenLogprob,
+    TokensPrompt,
+)
+from tokentrail.engine import EngineConfig, LocalEngine
+from tokentrail.journey import JourneyStore, JourneyView
+from tokentrail.observability import Metrics
+from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.text import Tokenizer
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    """Sum of the tokens' log-probabilities."""
+    logprobs: list[TokenLogprob] | None
+    """Token by token, if `SamplingParams.logprobs` asked for them."""
+    finish_reason: str | None
+    stop_reason: str | int | None
+    """The stop string or token id that ended it, if one did."""
+
+
+@dataclass
+class RequestOutput:
+    """One prompt and its answers."""
+
+    request_id: str
+    prompt: str | None
+    """The text that was tokenized: for a conversation, what the template made of it. None for token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+    seed: int
+    """The seed used, given or drawn."""
+    finished: bool = True
+
+
+class LLM:
+    """A model loaded into this process.
+
+    >>> with LLM() as llm:
+    ...     llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
+
+    `model`: path of a GGUF file, or None for the demo model. Further keywords are the fields of
+    `EngineConfig`, with vLLM's names for them too. Requests without a seed draw theirs from `seed`, so a
+    script repeats itself.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        chat_template: str | None = None,
+        trail_text: bool = True,
+        **engine: Any,
+    ) -> None:
+        """Raises `ModelFileError`, `CapacityError` and their kin when the model cannot be loaded."""
+        if "gpu_memory_utilization" in engine:  # vLLM's name
+            engine["memory_utilization"] = engine.pop("gpu_memory_utilization")
+        unknown = sorted(set(engine) - set(EngineConfig.__struct_fields__))
+        if unknown:
+            raise TypeError(f"LLM() has no argument {unknown[0]!r}; see EngineConfig for what there is")
+        config = EngineConfig(model=model, **engine)
+        parts = load_text_parts(model, chat_template)
+        self._engine = LocalEngine(config)
+        self._name = parts.name
+        self._journeys = JourneyStore(keep_text=trail_text)
+        rng = random.Random(config.seed)
+        self._desk = Desk(parts, self._journeys, Metrics(), draw_seed=lambda: rng.getrandbits(SEED_BITS))
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several, each with its own parameters if several are given.
+
+        `use_tqdm` (vLLM's name): show a progress bar for several prompts on a terminal. Raises
+        `InvalidRequest` before anything is computed.
+        """
+        return self._run([_prompt(one) for one in _several(prompts)], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the model's chat template."""
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        prompts: list[Prompt] = [
+            ChatPrompt(
+                messages=[dict(message) for message in conversation],
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=dict(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def journey(self, request_id: str) -> JourneyView | None:
+        """What happened to one of the last 1,000 requests; `journey.render.render` draws it."""
+        return self._journeys.view(request_id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._desk.parts.tokenizer
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- running -----------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling = [sampling or SamplingParams()] * len(prompts)
+        if len(sampling) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(sampling)} sampling parameters")
+        admissions: list[Admission] = []
+        try:
+            for prompt, parameters in zip(prompts, sampling, strict=True):
+                admissions.append(self._admit(prompt, parameters))
+            chunks = self._compute(admissions, progress and len(prompts) > 1)
+        finally:
+            for admission in admissions:
+                admission.end("abort")  # if it has not ended otherwise
+        return [_output(admission, chunks) for admission in admissions]
+
+    def _admit(self, prompt: Prompt, sampling: SamplingParams) -> Admission:
+        info = self._engine.info
+        request = AnswerRequest(
+            id=f"llm-{uuid.uuid4().hex}",
+            prompts=[prompt],
+            sampling=sampling,
+            model=self._name,
+            endpoint="LLM",
+        )
+        self._desk.check(request, info)
+        return self._desk.admit(request, self._desk.prepare(request), info)
+
+    def _compute(self, admissions: Sequence[Admission], progress: bool) -> dict[str, list[Chunk]]:
+        """The chunks of each sequence, by its id."""
+        running: dict[str, tuple[Admission, AnswerSequence]] = {}
+        for admission in admissions:
+            for sequence in admission.sequences:
+                running[sequence.request.id] = (admission, sequence)
+        chunks: dict[str, list[Chunk]] = {id: [] for id in running}
+        left = {admission.request.id: len(admission.sequences) for admission in admissions}
+        steps = self._engine.generate([sequence.request for _, sequence in running.values()])
+        with _progress(len(admissions), progress) as advance:
+            for step in steps:
+                self._journeys.on_step(step.record, step.deltas)
+                for delta in step.deltas:
+                    if delta.id not in running:
+                        continue
+                    admission, sequence = running[delta.id]
+                    chunk = admission.write(sequence, delta)
+                    chunks[delta.id].append(chunk)
+                    done = 0
+                    if chunk.finish_reason is not None:
+                        del running[delta.id]
+                        if delta.finish is None:
+                            self._engine.abort([delta.id])
+                        left[admission.request.id] -= 1
+                        if not left[admission.request.id]:
+                            admission.end(admission.outcome)
+                            done = 1
+                    advance(done, len(delta.token_ids))
+        return chunks
+
+
+def _several(prompts: PromptInput | Sequence[PromptInput]) -> list[Any]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], int) else several
+
+
+def _prompt(prompt: PromptInput) -> Prompt:
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return TokensPrompt(list(prompt["prompt_token_ids"]))
+        if "prompt" in prompt:
+            return TextPrompt(prompt["prompt"])
+        raise InvalidRequest("A prompt given as a dict needs 'prompt' or 'prompt_token_ids'.", param="prompt")
+    return TextPrompt(prompt) if isinstance(prompt, str) else TokensPrompt(list(prompt))
+
+
+def _output(admission: Admission, chunks: Mapping[str, list[Chunk]]) -> RequestOutput:
+    outputs = []
+    for index, sequence in enumerate(admission.sequences):
+        choice = join(index, chunks[sequence.request.id])
+        outputs.append(
+            CompletionOutput(
+                index=index,
+                text=choice.text,
+                token_ids=choice.token_ids,
+                cumulative_logprob=sum(sequence.trail.logprobs),
+                logprobs=choice.logprobs,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+        )
+    return RequestOutput(
+        request_id=admission.request.id,
+        prompt=admission.prompt_texts[0],
+        prompt_token_ids=admission.prompt_token_ids[0],
+        outputs=outputs,
+        num_cached_tokens=admission.usage.cached_tokens,
+        seed=admission.seed,
+    )
+
+
+@contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[Any]:
+    """Yields `advance(requests, tokens)`."""
+    if not wanted:
+        yield lambda requests, tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=total, rate="")
+        made = 0
+
+        def advance(requests: int, tokens: int) -> None:
+            nonlocal made
+            made += tokens
+            elapsed = bar.tasks[0].elapsed or 0.0
+            rate = f"{made / elapsed:.0f} tokens/s" if elapsed else ""
+            bar.update(task, advance=requests, rate=rate)
+
+        yield advance

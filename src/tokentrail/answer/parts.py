@@ -1,0 +1,47 @@
+"""What a checkpoint says about text, loaded together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokentrail.checkpoints import demo_model_path, open_checkpoint
+from tokentrail.protocol import ModelFileError
+from tokentrail.text import ChatTemplate, Tokenizer
+
+
+@dataclass(frozen=True)
+class TextParts:
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    name: str
+    """The file's name without its ending: what the model answers to unless told otherwise. (The name inside the
+    file is a title, often with spaces, and not made to be typed.)"""
+
+
+def load_text_parts(model: str | None, chat_template: str | None = None) -> TextParts:
+    """Open a checkpoint for its text parts only.
+
+    `model` None: the demo model; `chat_template`: path of a template to use instead of the checkpoint's.
+    Raises `ModelFileError` naming what is wrong with a file.
+    """
+    checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    source, origin = checkpoint.chat_template, f"{checkpoint.path}: the chat template"
+    if chat_template is not None:
+        origin = chat_template
+        try:
+            source = Path(chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFileError(f"{chat_template}: cannot read the chat template: {error}.") from None
+
+    def text(id: int | None) -> str:
+        return "" if id is None else tokenizer.id_to_token(id)
+
+    template = ChatTemplate(
+        source,
+        bos_token=text(tokenizer.bos_token_id),
+        eos_token=text(checkpoint.tokenizer.eos_token_id),
+        origin=origin,
+    )
+    return TextParts(tokenizer, template, checkpoint.path.stem)
