@@ -53,9 +53,8 @@ class BoundProgram : public Program {
     return v.data();
   }
   void check_buffer(int b) const {
-    if (b < 0 || b >= count_) throw std::invalid_argument("unknown buffer");
+    if (b < 0 || b >= buffers()) throw std::invalid_argument("unknown buffer");
   }
-  int count_ = 0;
 };
 
 void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positions, Array1<int32_t> row_starts,
@@ -184,16 +183,17 @@ NB_MODULE(_native, m) {
         new (self) BoundProgram(std::move(pool), kernels_for(isa), std::move(kv), Limits{max_tokens, max_sequences, max_logit_rows}, vocab);
       }, "pool"_a, "isa"_a, "kv"_a, "max_tokens"_a, "max_sequences"_a, "max_logit_rows"_a, "vocab"_a)
       .def("buffer", [](BoundProgram& p, bool logits, int64_t dim, bool quantized) {
-        p.count_ += 1;
         return p.buffer(logits ? Rows::LOGITS : Rows::TOKENS, dim, quantized);
       }, "logits"_a, "dim"_a, "quantized"_a)
       .def("array", [](BoundProgram& p, int b, int64_t rows) {
         p.check_buffer(b);
-        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.data(b), {(size_t)std::min(rows, p.max_rows(b)), (size_t)p.dim(b)}, nb::find(p));
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.data(b), {(size_t)std::clamp<int64_t>(rows, 0, p.max_rows(b)), (size_t)p.dim(b)}, nb::find(p));
       }, "buffer"_a, "rows"_a, "The first rows of a buffer as a writable view.")
       .def("embedding", [](BoundProgram& p, const PackedMatrix& table, float scale, int out) {
         p.check_buffer(out);
-        if (table.matrix.n < p.vocab() || (p.dim(out) + GROUP - 1) / GROUP * GROUP != table.matrix.k) throw std::invalid_argument("the table does not fit");
+        if (table.matrix.n < p.vocab() || (p.dim(out) + GROUP - 1) / GROUP * GROUP != table.matrix.k ||
+            (is_integer(table.matrix.layout) && p.dim(out) != table.matrix.k))
+          throw std::invalid_argument("the table does not fit");
         p.matrices.push_back(table);
         p.embedding(table.matrix, scale, out);
       }, "table"_a, "scale"_a, "out"_a)
@@ -249,8 +249,8 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Sampler* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, int64_t vocab) {
         new (self) Sampler(std::move(pool), kernels_for(isa), vocab);
       }, "pool"_a, "isa"_a, "vocab"_a)
-      .def("run", &run_sampler, "logits"_a, "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "position"_a,
-           "num_top"_a, "target"_a, "out_tokens"_a, "out_logprobs"_a, "out_top_tokens"_a, "out_top_logprobs"_a,
+      .def("run", &run_sampler, "logits"_a.noconvert(), "temperature"_a, "top_p"_a, "min_p"_a, "top_k"_a, "seed"_a, "choice"_a, "position"_a,
+           "num_top"_a, "target"_a, "out_tokens"_a.noconvert(), "out_logprobs"_a.noconvert(), "out_top_tokens"_a.noconvert(), "out_top_logprobs"_a.noconvert(),
            "frequency_penalty"_a.none() = nb::none(), "presence_penalty"_a.none() = nb::none(), "repetition_penalty"_a.none() = nb::none(),
            "prompt_tokens"_a.none() = nb::none(), "prompt_offsets"_a.none() = nb::none(), "output_tokens"_a.none() = nb::none(),
            "output_offsets"_a.none() = nb::none(), "bias_tokens"_a.none() = nb::none(), "bias_values"_a.none() = nb::none(),

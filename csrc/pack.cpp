@@ -103,12 +103,13 @@ Layout layout_of(const std::string& format) { return find(format).layout; }
 
 size_t stored_bytes(const std::string& format, int64_t n, int64_t k) {
   const Format& f = find(format);
-  if (n <= 0 || k <= 0 || n > (int64_t)1 << 31 || k > (int64_t)1 << 31) throw std::invalid_argument("matrix sizes are out of range");
+  if (n <= 0 || k <= 0 || n > INT32_MAX || k > INT32_MAX || n * k > (int64_t)1 << 48) throw std::invalid_argument("matrix sizes are out of range");
   if (k % f.block_values) throw std::invalid_argument("rows of " + std::to_string(k) + " values do not divide into blocks of " + format);
   return (size_t)n * (size_t)(k / f.block_values) * f.block_bytes;
 }
 
 size_t packed_bytes(Layout layout, int64_t n, int64_t k) {
+  if (n <= 0 || k <= 0 || n > INT32_MAX || k > INT32_MAX) throw std::invalid_argument("matrix sizes are out of range");
   return (size_t)((n + PANEL - 1) / PANEL) * (size_t)(padded_k(k) / GROUP) * group_bytes(layout);
 }
 

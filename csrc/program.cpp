@@ -12,6 +12,7 @@ namespace tt {
 
 namespace {
 
+constexpr int64_t MAX_SIZE = int64_t(1) << 24;  // of a buffer's rows and columns: their product in bytes cannot overflow
 constexpr int64_t ROW_BLOCK = 126;  // rows of a matrix product whose activations stay in the second-level cache
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -32,11 +33,13 @@ size_t attention_scratch(int64_t rows, int64_t head_dim) {
 
 Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab)
     : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)), limits_(limits), vocab_(vocab) {
-  if (limits.tokens <= 0 || limits.sequences <= 0 || limits.logit_rows <= 0) throw std::invalid_argument("limits must be positive");
+  for (int64_t n : {limits.tokens, limits.sequences, limits.logit_rows})
+    if (n <= 0 || n > MAX_SIZE) throw std::invalid_argument("limits must be positive and at most 2^24");
 }
 
 int Program::buffer(Rows rows, int64_t dim, bool quantized) {
-  if (dim <= 0 || (quantized && dim % GROUP)) throw std::invalid_argument("quantized buffers need a multiple of 32 values a row");
+  if (dim <= 0 || dim > MAX_SIZE) throw std::invalid_argument("a buffer has from 1 to 2^24 values a row");
+  if (quantized && dim % GROUP) throw std::invalid_argument("quantized buffers need a multiple of 32 values a row");
   const int64_t n = rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows;
   Buffer b{rows, {}, Memory(buffer_bytes(n, dim, quantized))};
   uint8_t* at = b.memory.data();
@@ -86,12 +89,20 @@ Program::Call& Program::push(Kind kind, std::vector<int> reads, std::vector<int>
   return calls_.back();
 }
 
+// Kernels trust the shapes they are given, so each call is checked when it is recorded.
+void Program::need(int buffer, Rows rows, int64_t dim) const {
+  if (buffers_.at(buffer).rows != rows || buffers_[buffer].activation.dim != dim)
+    throw std::invalid_argument("a buffer has the wrong shape for this call");
+}
+
 void Program::embedding(const Matrix& table, float scale, int out) {
+  need(out, Rows::TOKENS, dim(out));
   Call& c = push(Kind::EMBEDDING, {}, {out});
   c.w = table, c.a = scale, c.out = out;
 }
 
 void Program::rms_norm(int x, const float* weight, float eps, float weight_offset, int out) {
+  need(out, buffers_.at(x).rows, dim(x));
   Call& c = push(Kind::RMS_NORM, {x}, {out});
   c.x = x, c.weight = weight, c.a = eps, c.b = weight_offset, c.out = out;
 }
@@ -105,23 +116,30 @@ void Program::linear(int x, const Matrix& w, const float* bias, int residual, in
   if (buffers_.at(out).activation.q) throw std::invalid_argument("a product's output cannot be quantized in place");
   if (x == out) throw std::invalid_argument("a product cannot write its own input");
   std::vector<int> reads{x};
-  if (residual >= 0) reads.push_back(residual);
+  if (residual >= 0) {
+    need(residual, buffers_[out].rows, w.n);
+    reads.push_back(residual);
+  }
   Call& c = push(Kind::LINEAR, reads, {out});
   c.x = x, c.y = residual, c.w = w, c.weight = bias, c.out = out;
 }
 
 void Program::rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out) {
+  need(out, Rows::TOKENS, 2 * (int64_t)inverse_frequencies.size());
   Call& c = push(Kind::ANGLES, {}, {out});
   c.frequencies = std::move(inverse_frequencies), c.a = magnitude, c.out = out;
 }
 
 void Program::rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles) {
+  need(x, Rows::TOKENS, (int64_t)heads * head_dim);
+  need(angles, Rows::TOKENS, dim);
   Call& c = push(Kind::ROPE, {angles}, {x});
   c.x = x, c.y = angles, c.i0 = heads, c.i1 = head_dim, c.i2 = dim, c.flag = interleaved;
 }
 
 void Program::kv_store(int k, int v, int layer) {
   if (layer < 0 || layer >= kv_->layers()) throw std::invalid_argument("no such layer in the KV cache");
+  for (int id : {k, v}) need(id, Rows::TOKENS, (int64_t)kv_->heads() * kv_->head_dim());
   Call& c = push(Kind::KV_STORE, {k, v}, {-2 - layer});
   c.x = k, c.y = v, c.layer = layer;
 }
@@ -129,6 +147,7 @@ void Program::kv_store(int k, int v, int layer) {
 void Program::attention(int q, int heads, float scale, int window, float softcap, int layer, int out) {
   if (layer < 0 || layer >= kv_->layers()) throw std::invalid_argument("no such layer in the KV cache");
   if (heads <= 0 || heads % kv_->heads()) throw std::invalid_argument("query heads must be a multiple of the KV heads");
+  for (int id : {q, out}) need(id, Rows::TOKENS, (int64_t)heads * kv_->head_dim());
   heads_ = std::max(heads_, heads);
   auto set = [&](Call& c) {
     c.x = q, c.i0 = heads, c.i1 = window, c.a = scale, c.b = softcap, c.layer = layer, c.out = out;
@@ -140,16 +159,20 @@ void Program::attention(int q, int heads, float scale, int window, float softcap
 }
 
 void Program::silu_mul(int gate, int up, int out) {
+  for (int id : {gate, up}) need(id, buffers_.at(out).rows, dim(out));
   Call& c = push(Kind::SILU_MUL, {gate, up}, {out});
   c.x = gate, c.y = up, c.out = out;
 }
 
 void Program::add(int a, int b, int out) {
+  for (int id : {a, b}) need(id, buffers_.at(out).rows, dim(out));
   Call& c = push(Kind::ADD, {a, b}, {out});
   c.x = a, c.y = b, c.out = out;
 }
 
 void Program::gather_logit_rows(int x, int out) {
+  need(x, Rows::TOKENS, dim(out));
+  need(out, Rows::LOGITS, dim(out));
   Call& c = push(Kind::GATHER, {x}, {out});
   c.x = x, c.out = out;
 }
@@ -162,10 +185,10 @@ void Program::check(const StepView& s) const {
   if (s.row_starts[0] != 0 || s.row_starts[s.sequences] != s.tokens) fail("row_starts do not cover the tokens");
   for (int64_t q = 0; q < s.sequences; ++q) {
     const int64_t a = s.row_starts[q], b = s.row_starts[q + 1];
-    if (a >= b) fail("a sequence has no tokens");
+    if (a >= b || b > s.tokens) fail("row_starts must ascend to the number of tokens");
     for (int64_t t = a; t < b; ++t) {
       if (s.token_ids[t] < 0 || s.token_ids[t] >= vocab_) fail("token id out of range");
-      if (s.positions[t] < 0 || (t > a && s.positions[t] != s.positions[t - 1] + 1)) fail("positions must ascend by one");
+      if (s.positions[t] < 0 || (t > a && s.positions[t] - 1 != s.positions[t - 1])) fail("positions must ascend by one");
     }
     const int64_t blocks = s.positions[b - 1] / kv_->block_size() + 1;
     if (blocks > s.table_width) fail("block table too short");
@@ -347,7 +370,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) {
         const MergeTask& t = merge_tasks_[i];
         for (int32_t h = 0; h < c.i0; ++h)
-          k.attention_merge(partials_.data() + t.partial + h * part, t.segments, c.i0 * part, kv_->head_dim(),
+          k.attention_merge(partials_.data() + t.partial + h * part, t.segments, heads_ * part, kv_->head_dim(),
                             at(c.out, t.row) + (int64_t)h * kv_->head_dim());
         if (out->activation.q) k.quantize(out->activation, t.row);
       });

@@ -45,6 +45,7 @@ class Program {
   // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
   void run(const StepView& step, int only = -1);
   int64_t calls() const { return (int64_t)calls_.size(); }
+  int64_t buffers() const { return (int64_t)buffers_.size(); }
   float* data(int buffer) const { return buffers_[buffer].activation.f; }
   int64_t dim(int buffer) const { return buffers_[buffer].activation.dim; }
   int64_t max_rows(int buffer) const { return buffers_[buffer].rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows; }
@@ -89,6 +90,7 @@ class Program {
   };
 
   Call& push(Kind kind, std::vector<int> reads, std::vector<int> writes);
+  void need(int buffer, Rows rows, int64_t dim) const;
   void plan(const StepView& step);
   void execute(size_t index, const StepView& step, int thread);
   int64_t count(Rows rows, const StepView& step) const { return rows == Rows::TOKENS ? step.tokens : step.logit_rows; }

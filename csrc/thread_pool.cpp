@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <stdexcept>
+
 namespace tt {
 
 namespace {
@@ -12,16 +14,25 @@ inline void pause() {
 #endif
 }
 
+constexpr int MAX_THREADS = 1024;
 constexpr int SPINS_BEFORE_YIELD = 4000;
 constexpr int YIELDS_BEFORE_SLEEP = 20;  // between steps only: a barrier never sleeps
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : size_(threads < 1 ? 1 : threads) {
-  for (int t = 1; t < size_; ++t) workers_.emplace_back([this, t] { work(t); });
+ThreadPool::ThreadPool(int threads) : size_(threads) {
+  if (threads < 1 || threads > MAX_THREADS) throw std::invalid_argument("there can be from 1 to 1024 threads");
+  try {
+    for (int t = 1; t < size_; ++t) workers_.emplace_back([this, t] { work(t); });
+  } catch (...) {  // the system has no more threads to give
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_ = true;
   step_.fetch_add(1, std::memory_order_release);
   step_.notify_all();

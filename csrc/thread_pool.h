@@ -27,6 +27,7 @@ class ThreadPool {
 
  private:
   void work(int thread);
+  void stop();
 
   const int size_;
   std::vector<std::thread> workers_;
