@@ -214,6 +214,7 @@ def test_options_that_need_others(server: ScriptedServer) -> None:
     assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
     assert error(server.chat(logprobs=True, top_logprobs=21), 400)["param"] == "top_logprobs"
     assert error(server.complete(logprobs=21), 400)["param"] == "logprobs"
+    assert error(server.complete(prompt=["x"] * 100, n=20), 400)["param"] == "prompt"
     assert error(server.chat(chat_template_kwargs={"messages": []}), 400)["param"] == "chat_template_kwargs"
 
 

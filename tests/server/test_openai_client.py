@@ -163,6 +163,9 @@ def test_completions_default_to_16_tokens(server: ScriptedServer) -> None:
     answer = server.client().completions.create(model=MODEL, prompt="x")
     assert answer.choices[0].finish_reason == "length"
     assert server.engine.requests[-1].sampling.max_tokens == 16
+    # As far as there is room.
+    server.client().completions.create(model=MODEL, prompt=[5] * 505)
+    assert server.engine.requests[-1].sampling.max_tokens == 7
 
 
 def test_token_ids_come_back_when_asked(server: ScriptedServer) -> None:

@@ -15,8 +15,8 @@ class TextParts:
     tokenizer: Tokenizer
     template: ChatTemplate
     name: str
-    """The file's name without its ending: what the model answers to unless told otherwise. (The name inside the
-    file is a title, often with spaces, and not made to be typed.)"""
+    """The file's name without its ending: what the model answers to unless told otherwise. (The name inside
+    the file is a title, often with spaces, and not made to be typed.)"""
 
 
 def load_text_parts(model: str | None, chat_template: str | None = None) -> TextParts:

@@ -83,7 +83,7 @@ def resolve_max_tokens(request: AnswerRequest, token_ids: Sequence[int], context
             param=field,
         )
     if asked is None:
-        return left
+        return left if request.default_max_tokens is None else min(left, request.default_max_tokens)
     if asked < 1 and not (asked == 0 and request.echo):
         raise InvalidRequest(
             f"max_tokens must be from 1 to {left}, not {asked}: the {field} has {used} tokens and the "

@@ -53,6 +53,10 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """The model's name as the request wrote it."""
     endpoint: str
     """Who asks: the route, or `LLM`."""
+    default_max_tokens: int | None = None
+    """Used, as far as the context has room, where `sampling.max_tokens` is None; None: all there
+    is room for.
+    """
     echo: bool = False
     """Begin each choice with its prompt; with `sampling.logprobs`, with the prompt's log-probabilities too.
     """

@@ -122,7 +122,9 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     status: str
     """live or finished."""
     outcome: str | None
-    """stop, length, abort or error; None while live. The worst of its sequences."""
+    """stop, length, abort, rejected (the queue was full) or error; None while live. The worst of
+    its sequences.
+    """
     received_at: float
     first_token_at: float | None
     finished_at: float | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
@@ -62,7 +64,9 @@ def _operations(state: ServerState) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus's text format. Needs no key."""
-        body, content_type = state.metrics.render()
+        # In a thread: the first scrape imports a library, which must not hold up streams.
+        loop = asyncio.get_running_loop()
+        body, content_type = await loop.run_in_executor(None, state.metrics.render)
         return Response(body, headers={"content-type": content_type})
 
     return router

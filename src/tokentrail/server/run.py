@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -131,6 +132,8 @@ class Server:
         name = backend.models()[0].id
         state.metrics.model_name = name
         state.backend = backend
+        # What has been made so far stays; the collector need not look through it again and again.
+        gc.freeze()
         self.ready.set()
         print(_banner(self, name), flush=True)
 

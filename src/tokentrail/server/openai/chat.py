@@ -69,7 +69,7 @@ def _message(message: ChatMessage, at: int) -> dict[str, Any]:
 
 
 def sampling_of(body: ChatCompletionRequest) -> SamplingParams:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
         raise InvalidRequest(
@@ -114,6 +114,7 @@ def completion(answer: Answer, choices: list[Choice], body: ChatCompletionReques
 
 class ChatDialect:
     prefix = "chatcmpl"
+    default_max_tokens: int | None = None
 
     def __init__(self, body: ChatCompletionRequest) -> None:
         self.body = body

@@ -12,8 +12,9 @@ from tokentrail.server.openai.responses import Completion, CompletionChoice, Com
 from tokentrail.server.sse import event
 
 _DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default for this route (chat has none)."""
-_MOST_PROMPTS = 1024
+"""OpenAI's default for this route; chat has none."""
+_MOST_CHOICES = 1024
+"""Sequences of one request."""
 
 
 def prompts_of(body: CompletionRequest) -> list[Prompt]:
@@ -24,16 +25,16 @@ def prompts_of(body: CompletionRequest) -> list[Prompt]:
         raise InvalidRequest("prompt must not be an empty list.", param="prompt")
     if isinstance(prompt[0], int):
         return [TokensPrompt(prompt)]
-    if len(prompt) > _MOST_PROMPTS:
+    if len(prompt) * (body.n or 1) > _MOST_CHOICES:
         raise InvalidRequest(
-            f"prompt has {len(prompt)} prompts; at most {_MOST_PROMPTS} are taken.", param="prompt"
+            f"{len(prompt)} prompts with n = {body.n or 1} ask for more than {_MOST_CHOICES} choices.",
+            param="prompt",
         )
     return [TextPrompt(one) if isinstance(one, str) else TokensPrompt(one) for one in prompt]
 
 
 def sampling_of(body: CompletionRequest) -> SamplingParams:
-    limit = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return body.sampling(max_tokens=limit, logprobs=body.logprobs)
+    return body.sampling(max_tokens=body.max_tokens, logprobs=body.logprobs)
 
 
 def completion(answer: Answer, choices: list[Choice], body: CompletionRequest) -> Completion:
@@ -62,6 +63,7 @@ def completion(answer: Answer, choices: list[Choice], body: CompletionRequest) -
 
 class CompletionDialect:
     prefix = "cmpl"
+    default_max_tokens: int | None = _DEFAULT_MAX_TOKENS
 
     def __init__(self, body: CompletionRequest) -> None:
         self.body = body

@@ -51,6 +51,7 @@ class Dialect(Protocol):
 
     prefix: str
     """Of the answer's id."""
+    default_max_tokens: int | None
 
     @property
     def body(self) -> GenerationRequest: ...
@@ -180,6 +181,7 @@ class _Generation(Response):
                 sampling=sampling,
                 model=body.model,
                 endpoint=self._request.url.path,
+                default_max_tokens=self._dialect.default_max_tokens,
                 echo=bool(getattr(body, "echo", False)),
                 request_id=self._client_id,
                 tenant=self._request.state.tenant,
