@@ -36,7 +36,9 @@ def test_the_readmes_are_twins() -> None:
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
-    install, test = re.findall(r"^pip install -e '\.\[([\w,]+)\]' && (.+)$", read("README.md"), re.MULTILINE)[:2]
+    install, test = re.findall(r"^pip install -e '\.\[([\w,]+)\]' && (.+)$", read("README.md"), re.MULTILINE)[
+        :2
+    ]
     assert install[1].startswith("tokentrail serve")
     assert test[1] == "pytest"
     script = read(".ci/run")
