@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import msgspec
 
@@ -127,7 +127,7 @@ class EngineClient:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Stream one sequence. Ends after the delta with `finish`; closing the iterator earlier aborts the
         sequence.
 
@@ -268,7 +268,7 @@ class EngineClient:
                 await asyncio.sleep(min(2.0 ** (self._failures - DEATHS_ALLOWED), _LONGEST_PAUSE))
             try:
                 child, ready = await self._spawn()
-            except (TokentrailError, OSError) as error:
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 logger.error("The engine process could not be restarted: %s", error)
                 self._after_death(f"The engine could not be restarted: {error}")
                 continue
