@@ -1,0 +1,95 @@
+"""Whatever JSON a client sends, it is understood or refused by name: never an internal error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokentrail.answer import AnswerRequest
+from tokentrail.answer.admission import Desk
+from tokentrail.answer.parts import TextParts
+from tokentrail.journey import JourneyStore
+from tokentrail.observability import Metrics
+from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.server.openai.chat import ChatDialect
+from tokentrail.server.openai.completions import CompletionDialect
+from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest, parse
+
+NAMES = [
+    *ChatCompletionRequest.model_fields,
+    *CompletionRequest.model_fields,
+    *ChatCompletionRequest.UNSUPPORTED,
+    *CompletionRequest.UNSUPPORTED,
+    *ChatCompletionRequest.HARMLESS,
+    "something",
+]
+numbers = st.one_of(
+    st.integers(), st.floats(), st.sampled_from([0, 1, -1, 2, 0.5, 2**31, 2**63, -(2**63), 1e308])
+)
+texts = st.one_of(st.text(max_size=20), st.sampled_from(["", "user", "text", "auto", "none", "<|im_end|>"]))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["type", "text", "role", "content", "include_usage", "5"]), inner, max_size=3
+        ),
+    ),
+    max_leaves=6,
+)
+bodies = st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=bodies)
+def test_any_body_is_understood_or_refused(text_parts: TextParts, chat: bool, body: dict[str, Any]) -> None:
+    from scripted_engine import engine_info
+
+    body = {"model": "m", **({"messages": MESSAGES} if chat else {"prompt": "Hi"}), **body}
+    raw = json.dumps(body).encode()
+    desk = Desk(text_parts, JourneyStore(), Metrics())
+    try:
+        if chat:
+            dialect: ChatDialect | CompletionDialect = ChatDialect(parse(ChatCompletionRequest, raw))
+        else:
+            dialect = CompletionDialect(parse(CompletionRequest, raw))
+        prompts, sampling = dialect.question()
+        request = AnswerRequest(
+            id="x",
+            prompts=prompts,
+            sampling=sampling,
+            model="m",
+            endpoint="test",
+            echo=bool(body.get("echo")),
+        )
+        desk.check(request, engine_info())
+        admission = desk.admit(request, desk.prepare(request), engine_info())
+    except InvalidRequest as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert refused.message
+        assert "\n" not in refused.message
+        assert len(refused.message) < 1000
+        return
+    for sequence in admission.sequences:
+        made = sequence.request.sampling
+        assert isinstance(made, SamplingParams)
+        made.validate(vocab_size=49152)
+        assert made.seed is not None
+        assert made.max_tokens is not None
+        assert len(sequence.request.prompt) + made.max_tokens <= 512
+
+
+@settings(max_examples=200, deadline=None)
+@given(raw=st.binary(max_size=60))
+def test_any_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(ChatCompletionRequest, raw)
