@@ -7,10 +7,10 @@
 namespace tt {
 
 namespace {
-// counts, probabilities, tile sums, candidates and changed logits (kernels/sampling.cpp lays them out)
+// counts, probabilities, tile sums, candidates (two lists) and changed logits (kernels/sampling.cpp lays them out)
 size_t scratch_bytes(int64_t vocab) {
   const size_t v = (size_t)(vocab + 15) / 16 * 16;
-  return v * 4 + v * 4 + (v / 256 + 16) * 4 + 2 * v * 8 + 2 * v * 8 + 64;
+  return v * 4 + v * 4 + (v / 256 + 16) * 4 + 2 * v * 8 + v * 8 + 2 * v * 8 + 64;
 }
 }  // namespace
 

@@ -1,8 +1,8 @@
 // One row of logits to one token and its log-probability.
 //
 // Order: log-probabilities of the raw logits; penalties, logit bias; temperature, min-p, top-k, top-p; one draw keyed by
-// (seed, choice, position). Sums run over fixed tiles in ascending token order, sorted candidates are ordered by (value
-// descending, token ascending), so a row's result depends on nothing but the row.
+// (seed, choice, position), which walks what is left in ascending token order. Sums run over fixed tiles in that order
+// too, and equal values are ordered by token, so a row's result depends on nothing but the row.
 #include <algorithm>
 
 #include "kernels/kernels.h"
@@ -82,7 +82,7 @@ double exponentials(const float* x, int64_t n, float top, float inverse, float* 
   return total;
 }
 
-// Keep the k best of `x` (by value, then lower id) in `best`, sorted. `best` has room for 2 k.
+// Keep the k best of `x` that reach `floor` (by value, then lower id) in `best`, sorted. `best` has room for 2 k.
 int64_t top_k(const float* x, int64_t n, int64_t k, float floor, Candidate* best) {
   int64_t count = 0;
   float cut = floor;
@@ -108,7 +108,8 @@ int64_t top_k(const float* x, int64_t n, int64_t k, float floor, Candidate* best
   return count;
 }
 
-int32_t draw_sorted(const Candidate* c, int64_t count, double u) {
+// The first token, in ascending order, at which the running sum passes u times the whole.
+int32_t draw_listed(const Candidate* c, int64_t count, double u) {
   double total = 0.0;
   for (int64_t i = 0; i < count; ++i) total += (double)c[i].p;
   const double want = u * total;
@@ -146,6 +147,11 @@ int32_t draw_all(const float* p, const float* sums, int64_t n, double total, dou
   return last;
 }
 
+// Drop candidates that come after `last` in the order of likelihood; the others stay in token order.
+int64_t keep_until(Candidate* c, int64_t count, Candidate last) {
+  return std::remove_if(c, c + count, [&](const Candidate& x) { return before(last, x); }) - c;
+}
+
 // All tokens with p >= floor, in ascending order.
 int64_t gather(const float* p, int64_t n, float floor, Candidate* out) {
   int64_t count = 0, i = 0;
@@ -159,18 +165,36 @@ int64_t gather(const float* p, int64_t n, float floor, Candidate* out) {
   return count;
 }
 
-// Length of the shortest sorted prefix whose probabilities reach `want`; sorts no more of `c` than it needs.
-int64_t nucleus(Candidate* c, int64_t count, double want) {
-  for (int64_t sorted = count < 64 ? count : 64;; sorted = sorted * 8 < count ? sorted * 8 : count) {
-    if (sorted < count) std::nth_element(c, c + sorted - 1, c + count, before);
-    std::sort(c, c + sorted, before);
-    double sum = 0.0;
-    for (int64_t i = 0; i < sorted; ++i) {
-      sum += (double)c[i].p;
-      if (sum >= want) return i + 1;
-    }
-    if (sorted == count) return count;
-  }
+// Keep the k best of the candidates, in ascending token order.
+int64_t keep_best(Candidate* c, int64_t count, int64_t k, Candidate* work) {
+  if (count <= k) return count;
+  std::copy(c, c + count, work);
+  std::nth_element(work, work + k - 1, work + count, before);
+  return keep_until(c, count, work[k - 1]);
+}
+
+// Keep the smallest set of most likely candidates whose probabilities reach `want`, in ascending token order. Sums
+// first go by magnitude, in sixteenths of an octave; only the candidates of the last magnitude are sorted.
+int64_t keep_nucleus(Candidate* c, int64_t count, double want, Candidate* work) {
+  constexpr int MAGNITUDES = (0x3F800000 >> 19) + 1;  // probabilities relative to the best one: at most 1
+  auto magnitude = [](float p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &p, 4);
+    return (int)(bits >> 19);
+  };
+  double sums[MAGNITUDES] = {};
+  for (int64_t i = 0; i < count; ++i) sums[magnitude(c[i].p)] += (double)c[i].p;
+  double sum = 0.0;
+  int m = MAGNITUDES - 1;
+  while (m > 0 && sum + sums[m] < want) sum += sums[m--];
+  int64_t n = 0;
+  for (int64_t i = 0; i < count; ++i)
+    if (magnitude(c[i].p) == m) work[n++] = c[i];
+  if (!n) return count;  // rounding left a little unreached: keep all
+  std::sort(work, work + n, before);
+  int64_t last = 0;
+  while (last < n - 1 && (sum += (double)work[last].p) < want) ++last;
+  return keep_until(c, count, work[last]);
 }
 
 struct Scratch {
@@ -178,6 +202,7 @@ struct Scratch {
   float* sums;         // [vocab / SUM_TILE + 1]
   int32_t* counts;     // [vocab], all zero between calls
   Candidate* best;     // [2 * vocab]
+  Candidate* work;     // [vocab]
   Candidate* changed;  // [2 * vocab], raw logits that penalties or biases replaced
   int64_t num_changed = 0;
   Scratch(uint8_t* at, int64_t vocab) {
@@ -186,7 +211,8 @@ struct Scratch {
     p = (float*)(counts + v);
     sums = p + v;
     best = (Candidate*)(sums + v / SUM_TILE + 16);
-    changed = best + 2 * v;
+    work = best + 2 * v;
+    changed = work + v;
   }
   float raw(const float* x, int32_t id) const {
     for (int64_t i = 0; i < num_changed; ++i)
@@ -231,31 +257,26 @@ int32_t draw(const SampleArgs& a, int64_t row, const float* x, Scratch& s) {
   const float top = maximum(x, n);
   const double total = exponentials(x, n, top, inverse, s.p, s.sums);
   if (!(total > 0.0)) return argmax(x, n);  // nothing is allowed, or not a number: take what greedy takes
-  // The most likely token has p = 1 here, so min-p is a floor as it stands.
-  const float floor = min_p > 0.0f ? min_p : std::numeric_limits<float>::min();
   const int64_t k = a.top_k[row] > 0 && a.top_k[row] < n ? a.top_k[row] : 0;
+  if (!k && top_p >= 1.0f && min_p <= 0.0f) return draw_all(s.p, s.sums, n, total, u);
+  // The most likely token has p = 1 here, so min-p is a floor as it stands. Tokens below (1 - top_p) / n of the mass lie
+  // outside the nucleus whatever they are.
+  float floor = min_p > 0.0f ? min_p : std::numeric_limits<float>::min();
   if (k) {
-    int64_t count = top_k(s.p, n, k, floor, s.best);
-    if (top_p < 1.0f) {
-      double kept = 0.0;
-      for (int64_t i = 0; i < count; ++i) kept += (double)s.best[i].p;
-      count = nucleus(s.best, count, (double)top_p * kept);
-    }
-    return draw_sorted(s.best, count, u);
-  }
+    const int64_t found = top_k(s.p, n, k, floor, s.best);
+    if (found == k) floor = s.best[k - 1].p;
+  } else if (min_p <= 0.0f) floor = std::max(floor, (float)((1.0 - (double)top_p) * total / (double)n * 0.999));
+  int64_t count = gather(s.p, n, floor, s.best);
+  if (k) count = keep_best(s.best, count, k, s.work);
   if (top_p < 1.0f) {
-    // Tokens below (1 - top_p) / n of the mass lie outside the nucleus whatever they are: no need to sort them.
-    const float cut = min_p > 0.0f ? floor : (float)((1.0 - (double)top_p) * total / (double)n * 0.999);
-    const int64_t count = gather(s.p, n, cut > floor ? cut : floor, s.best);
     double kept = total;
-    if (min_p > 0.0f) {
+    if (k || min_p > 0.0f) {
       kept = 0.0;
       for (int64_t i = 0; i < count; ++i) kept += (double)s.best[i].p;
     }
-    return draw_sorted(s.best, nucleus(s.best, count, (double)top_p * kept), u);
+    count = keep_nucleus(s.best, count, (double)top_p * kept, s.work);
   }
-  if (min_p > 0.0f) return draw_sorted(s.best, gather(s.p, n, floor, s.best), u);
-  return draw_all(s.p, s.sums, n, total, u);
+  return draw_listed(s.best, count, u);
 }
 
 }  // namespace

@@ -185,7 +185,9 @@ class _Lowering:
             if call.output in self.quantized:
                 raise ValueError("the output of a product cannot feed an integer product directly")
             residual = inputs[1] if len(inputs) > 1 else -1
-            out = self._take_over(index, call.inputs[1], call.output) if residual >= 0 else None
+            # A product may write over its residual, but not over its own input.
+            in_place = residual >= 0 and call.inputs[0] != call.inputs[1]
+            out = self._take_over(index, call.inputs[1], call.output) if in_place else None
             out = self._allocate(call.output) if out is None else out
             native.linear(inputs[0], call.weights[0], call.weights[1], residual, out)
             return

@@ -57,7 +57,7 @@ def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDA
 def candidates(
     x: npt.NDArray[np.float64], temperature: float, min_p: float, top_k: int, top_p: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Tokens that may be drawn and their weights, in the order in which the draw walks them."""
+    """Tokens that may be drawn and their weights, in the order in which the draw walks them: ascending."""
     p = np.exp((x - x.max()) / temperature)
     order = np.lexsort((np.arange(len(p)), -p))
     order = order[p[order] >= max(min_p, float(np.finfo(np.float32).tiny))]
@@ -66,8 +66,7 @@ def candidates(
     if top_p < 1:
         cumulative = np.cumsum(p[order])
         order = order[: int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1]
-    if top_k <= 0 and top_p >= 1:
-        order = np.sort(order)  # unsorted draws walk the vocabulary
+    order = np.sort(order)
     return order, p[order]
 
 
