@@ -26,7 +26,9 @@ class SamplingRows:
     choice: I32  # [L]
     position: I32  # [L], absolute position of the token to be drawn (prompt + output so far)
     num_top: I32  # [L], alternatives to return; 0: none
-    target: I32  # [L], -1: draw; else: report this token's log-probability instead of drawing (prompt_logprobs)
+    target: (
+        I32  # [L], -1: draw; else: report this token's log-probability instead of drawing (prompt_logprobs)
+    )
     frequency_penalty: F32 | None = None  # [L]
     presence_penalty: F32 | None = None  # [L]
     repetition_penalty: F32 | None = None  # [L]

@@ -55,7 +55,9 @@ def _system_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # macOS: all there is
 
 
-def plan_capacity(checkpoint: Checkpoint, backend: Backend, config: EngineConfig, *, free: int | None = None) -> Capacity:
+def plan_capacity(
+    checkpoint: Checkpoint, backend: Backend, config: EngineConfig, *, free: int | None = None
+) -> Capacity:
     """Decide the KV cache's size and the context length.
 
     `free` bytes default to what the machine has. Raises `CapacityError` with the arithmetic and the flags that help
@@ -72,11 +74,15 @@ def plan_capacity(checkpoint: Checkpoint, backend: Backend, config: EngineConfig
     dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
     def layout(blocks: int) -> KvLayout:
-        return KvLayout(dtype, model.num_layers, blocks, config.block_size, model.num_kv_heads, model.head_dim)
+        return KvLayout(
+            dtype, model.num_layers, blocks, config.block_size, model.num_kv_heads, model.head_dim
+        )
 
     block_bytes = layout(1).nbytes
     free = available_memory() if free is None else free
-    logit_rows = min(max(config.max_num_seqs, PROMPT_LOGIT_ROWS), max(config.max_num_batched_tokens, config.max_num_seqs))
+    logit_rows = min(
+        max(config.max_num_seqs, PROMPT_LOGIT_ROWS), max(config.max_num_batched_tokens, config.max_num_seqs)
+    )
     fixed = _weight_bytes(checkpoint, backend, config) + _activation_bytes(checkpoint, config, logit_rows)
     budget = int(free * config.memory_utilization) - fixed
     one_sequence = -(-longest // config.block_size)
@@ -118,7 +124,9 @@ def plan_capacity(checkpoint: Checkpoint, backend: Backend, config: EngineConfig
 
 def _weight_bytes(checkpoint: Checkpoint, backend: Backend, config: EngineConfig) -> int:
     formats = activation_formats(checkpoint, backend, config.activation_dtype)
-    matrices = sum(backend.packed_bytes(format, *checkpoint.tensors[name].shape) for name, format in formats.items())
+    matrices = sum(
+        backend.packed_bytes(format, *checkpoint.tensors[name].shape) for name, format in formats.items()
+    )
     vectors = sum(4 * t.shape[0] for t in checkpoint.tensors.values() if len(t.shape) == 1)
     return matrices + vectors
 
@@ -128,7 +136,9 @@ def _activation_bytes(checkpoint: Checkpoint, config: EngineConfig, logit_rows: 
     model = checkpoint.config
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 5 * (3 * model.hidden_size + 2 * heads + 3 * model.intermediate_size)
-    return config.max_num_batched_tokens * per_token + logit_rows * 4 * (model.vocab_size + 2 * model.hidden_size)
+    return config.max_num_batched_tokens * per_token + logit_rows * 4 * (
+        model.vocab_size + 2 * model.hidden_size
+    )
 
 
 def _size(nbytes: int) -> str:

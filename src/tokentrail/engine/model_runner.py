@@ -11,11 +11,12 @@ from tokentrail.engine.capacity import plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Limits
-from tokentrail.ops.native import NativeBackend
+from tokentrail.ops.native import NativeBackend, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest
 
 NUMERICS_VERSION = 1
-"""Raised by every change that may alter a bit of any result. Part of `system_fingerprint`."""
+"""Raised by every change that may alter a bit of any result. Part of `system_fingerprint`, as is a digest of the built
+kernels: compilers differ, and a stream must never go on with another build's bits."""
 
 
 class ModelRunner:
@@ -86,7 +87,9 @@ def _check(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value not in allowed:
             flag = "--" + name.replace("_", "-")
-            raise InvalidRequest(f"{flag} must be one of {', '.join(map(str, allowed))}, not {value!r}.", param=name)
+            raise InvalidRequest(
+                f"{flag} must be one of {', '.join(map(str, allowed))}, not {value!r}.", param=name
+            )
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(config, name) < 1:
             flag = "--" + name.replace("_", "-")
@@ -94,5 +97,5 @@ def _check(config: EngineConfig) -> None:
 
 
 def _fingerprint(checkpoint: Checkpoint, isa: str, kv_dtype: str, activation_dtype: str) -> str:
-    parts = (checkpoint.fingerprint, str(NUMERICS_VERSION), isa, kv_dtype, activation_dtype)
+    parts = (checkpoint.fingerprint, str(NUMERICS_VERSION), native_digest(), isa, kv_dtype, activation_dtype)
     return "tt-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -49,7 +49,11 @@ def activation_formats(checkpoint: Checkpoint, backend: Backend, activation_dtyp
 
 
 def load_model(
-    checkpoint: Checkpoint, backend: Backend, *, activation_dtype: str = "auto", progress: Progress | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    activation_dtype: str = "auto",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Pack the checkpoint's weights and record its family's forward pass.
 
@@ -109,7 +113,9 @@ class _Source:
     def _tensor(self, name: str) -> Tensor:
         tensor = self._checkpoint.tensors.get(name)
         if tensor is None:
-            raise ModelFileError(f"{self._checkpoint.path}: tensor {name!r} is missing; the file is incomplete")
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {name!r} is missing; the file is incomplete"
+            )
         return tensor
 
     def _count(self, tensor: Tensor, nbytes: int) -> None:

@@ -20,7 +20,9 @@ class RopeAngles:
     magnitude: float = 1.0
 
 
-def rope_angles(config: RopeConfig, backend: Backend, factors: npt.NDArray[np.float32] | None = None) -> RopeAngles:
+def rope_angles(
+    config: RopeConfig, backend: Backend, factors: npt.NDArray[np.float32] | None = None
+) -> RopeAngles:
     """Frequencies theta^(-2i/dim) under the model's scaling. `factors` [dim / 2] divide them (Llama 3, LongRoPE)."""
     base = backend.rope_frequencies(config.dim, config.theta)
     if factors is not None:

@@ -53,7 +53,9 @@ class Executable(Protocol):
         """Bytes of activations."""
         ...
 
-    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+    def forward(
+        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+    ) -> F32:
         """Run a step (arrays as in `engine.batch.Batch`) → logits [L, vocab], valid until the next step."""
         ...
 
@@ -83,4 +85,6 @@ class Backend(Protocol):
 
     def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]: ...
 
-    def compile(self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False) -> Executable: ...
+    def compile(
+        self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False
+    ) -> Executable: ...

@@ -105,9 +105,7 @@ class Recorder:
 
     def rope(self, x: Value, angles: Value, *, heads: int, interleaved: bool) -> Value:
         """Rotate the first `angles.dim` values of each head: pairs (2i, 2i+1) interleaved, else (i, i + dim/2)."""
-        return self._record(
-            "rope", (x, angles), x.rows, x.dim, heads=heads, interleaved=interleaved
-        )
+        return self._record("rope", (x, angles), x.rows, x.dim, heads=heads, interleaved=interleaved)
 
     def kv_store(self, k: Value, v: Value, *, layer: int) -> None:
         """Write keys and values [tokens, kv_heads · head_dim] of the step to the paged cache."""
@@ -118,7 +116,15 @@ class Recorder:
     ) -> Value:
         """softmax(scale · q Kᵀ, capped, causal, within `window`) V over everything cached of the row's sequence."""
         return self._record(
-            "attention", (q,), q.rows, q.dim, layer=layer, heads=heads, scale=scale, window=window, softcap=softcap
+            "attention",
+            (q,),
+            q.rows,
+            q.dim,
+            layer=layer,
+            heads=heads,
+            scale=scale,
+            window=window,
+            softcap=softcap,
         )
 
     def silu_mul(self, gate: Value, up: Value) -> Value:

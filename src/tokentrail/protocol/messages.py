@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Union
 
 import msgspec
 
@@ -70,7 +69,7 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     pass
 
 
-RequestMessage = Union[GenerateRequest, Abort, Shutdown]
+RequestMessage = GenerateRequest | Abort | Shutdown
 
 
 # --- from the engine -------------------------------------------------------------------------------
@@ -167,4 +166,4 @@ class StartupFailed(msgspec.Struct, tag="startup_failed"):
     """Class name of the error: ModelFileError, CapacityError …"""
 
 
-EngineMessage = Union[StepOutput, Rejected, Ready, StartupFailed]
+EngineMessage = StepOutput | Rejected | Ready | StartupFailed

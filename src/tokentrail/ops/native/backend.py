@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def default_threads() -> int:
     return max(1, cores)
 
 
+def native_digest() -> str:
+    """Digest of the built kernels: two builds promise equal bits only when it is equal."""
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
+
+
 class NativeBackend:
     """Kernels in C++. `isa` None: the best there is, or what the environment's TOKENTRAIL_ISA names."""
 
@@ -45,7 +51,9 @@ class NativeBackend:
         isas = available_isas()
         self.isa = isa or os.environ.get("TOKENTRAIL_ISA") or isas[0]
         if self.isa not in isas:
-            raise ValueError(f"instruction set {self.isa!r} is not available here; there is: {', '.join(isas)}")
+            raise ValueError(
+                f"instruction set {self.isa!r} is not available here; there is: {', '.join(isas)}"
+            )
         self.threads = threads or default_threads()
         self._pool = _native.ThreadPool(self.threads)
         self._arena = _native.Arena()
@@ -76,7 +84,14 @@ class NativeExecutable:
     """A program over buffers sized once. A step is two native calls: `forward` and `sample`."""
 
     def __init__(
-        self, backend: NativeBackend, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool
+        self,
+        backend: NativeBackend,
+        program: Program,
+        kv: KvLayout,
+        limits: Limits,
+        vocab: int,
+        *,
+        eager: bool,
     ) -> None:
         pool = backend._pool
         self._eager = eager
@@ -91,7 +106,9 @@ class NativeExecutable:
     def nbytes(self) -> int:
         return int(self.program.nbytes)
 
-    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+    def forward(
+        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+    ) -> F32:
         step = (tokens, positions, row_starts, block_tables, logit_rows)
         if self._eager:
             for call in range(self.program.calls):
@@ -201,7 +218,13 @@ class _Lowering:
                 native.rope_angles(list(params["frequencies"]), params["magnitude"], out)
             case "attention":
                 native.attention(
-                    inputs[0], params["heads"], params["scale"], params["window"], params["softcap"], params["layer"], out
+                    inputs[0],
+                    params["heads"],
+                    params["scale"],
+                    params["window"],
+                    params["softcap"],
+                    params["layer"],
+                    out,
                 )
             case "silu_mul":
                 native.silu_mul(*inputs, out)

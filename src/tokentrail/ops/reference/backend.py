@@ -47,14 +47,18 @@ class ReferenceBackend:
     isa = "numpy"
     threads = 1
 
-    def __init__(self, dequantize: Dequantize, integer_formats: frozenset[str] = frozenset({"Q4_0", "Q4_1", "Q8_0"})) -> None:
+    def __init__(
+        self, dequantize: Dequantize, integer_formats: frozenset[str] = frozenset({"Q4_0", "Q4_1", "Q8_0"})
+    ) -> None:
         self._dequantize, self._integer_formats = dequantize, integer_formats
 
     def is_integer(self, format: str) -> bool:
         return format in self._integer_formats
 
     def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> ReferenceMatrix:
-        return ReferenceMatrix(self._dequantize(data, format, (n, k)).astype(np.float64), self.is_integer(format))
+        return ReferenceMatrix(
+            self._dequantize(data, format, (n, k)).astype(np.float64), self.is_integer(format)
+        )
 
     def packed_bytes(self, format: str, n: int, k: int) -> int:
         return n * k * 8
@@ -78,13 +82,15 @@ def quantize_rows(x: F64) -> F64:
     rounded = np.rint(scaled)
     fine = step * step > OUTLIER * (step * step).mean(-2, keepdims=True)
     rest = np.where(fine, np.rint(np.minimum((scaled - rounded) * 256, 127)), 0) / 256
-    return (step.astype(np.float64) * (rounded + rest)).reshape(x.shape)
+    seen: F64 = (step.astype(np.float64) * (rounded + rest)).reshape(x.shape)
+    return seen
 
 
 def round_bfloat16(x: F64) -> F64:
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32).astype(np.float64)
+    values: F64 = rounded.view(np.float32).astype(np.float64)
+    return values
 
 
 @dataclass
@@ -108,7 +114,9 @@ class ReferenceExecutable:
     def nbytes(self) -> int:
         return int(self.keys.nbytes * 2)
 
-    def forward(self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32) -> F32:
+    def forward(
+        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+    ) -> F32:
         step = _Step(tokens, positions, row_starts, block_tables, logit_rows)
         self.values = {}
         for call in self.program.calls:
@@ -160,7 +168,8 @@ class ReferenceExecutable:
         else:
             a, b = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
             heads[..., :half], heads[..., half : 2 * half] = a * cos - b * sin, a * sin + b * cos
-        return heads.reshape(x.shape)
+        rotated: F64 = heads.reshape(x.shape)
+        return rotated
 
     def _stored(self, x: F64) -> F64:
         return round_bfloat16(x) if self.kv.dtype == "bfloat16" else x.astype(np.float32).astype(np.float64)

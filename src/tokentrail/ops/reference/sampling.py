@@ -36,7 +36,7 @@ def _ragged(rows: Rows, name: str, i: int) -> npt.NDArray[Any]:
 
 def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDArray[np.float64]:
     """Penalties and biases of row `i` applied to its logits."""
-    x = raw.copy()
+    x: npt.NDArray[np.float64] = raw.copy()
     prompt, output = _ragged(rows, "prompt", i), _ragged(rows, "output", i)
     if rows.get("output_offsets") is not None:
         repetition, frequency, presence = (
@@ -92,7 +92,16 @@ def sample_row(
         if of("temperature") == 0:
             token = int(np.argmax(x))
         else:
-            ids, weights = candidates(x, float(of("temperature")), float(of("min_p")), int(of("top_k")), float(of("top_p")))
+            ids, weights = candidates(
+                x, float(of("temperature")), float(of("min_p")), int(of("top_k")), float(of("top_p"))
+            )
             u = philox_uniform(int(of("seed")), int(of("choice")), int(of("position")))
-            token = int(ids[min(int(np.searchsorted(np.cumsum(weights), u * weights.sum(), side="right")), len(ids) - 1)])
+            token = int(
+                ids[
+                    min(
+                        int(np.searchsorted(np.cumsum(weights), u * weights.sum(), side="right")),
+                        len(ids) - 1,
+                    )
+                ]
+            )
     return token, float(logprobs[token]), top_ids, top_logprobs
