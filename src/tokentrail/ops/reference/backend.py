@@ -73,8 +73,10 @@ class ReferenceBackend:
 
 
 def quantize_rows(x: F64) -> F64:
-    """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127. Groups whose step² is above OUTLIER
-    times the row's mean also keep their remainders, in 1/256 of a step."""
+    """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127.
+
+    Groups whose step² is above OUTLIER times the row's mean also keep their remainders, in 1/256 of a step.
+    """
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
     top = np.abs(groups).max(-1, keepdims=True)
     step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))

@@ -15,16 +15,24 @@ import numpy.typing as npt
 Rows = Mapping[str, npt.NDArray[Any] | None]
 
 
-def philox_uniform(seed: int, choice: int, position: int) -> float:
-    """Philox4x32-10 (Salmon et al. 2011) of counter (position, choice, 0, 0) under key `seed` → [0, 1), 53 bits."""
-    mask = 0xFFFFFFFF
-    c = [position & mask, choice & mask, 0, 0]
-    k0, k1 = seed & mask, (seed >> 32) & mask
+MASK = 0xFFFFFFFF
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
     for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k0, b & mask, (a >> 32) ^ c[3] ^ k1, a & mask]
-        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
-    return float((c[0] << 32 | c[1]) >> 11) * 2.0**-53
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & MASK, (a >> 32) ^ c3 ^ k1, a & MASK
+        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
+    return c0, c1, c2, c3
+
+
+def philox_uniform(seed: int, choice: int, position: int) -> float:
+    """Counter (position, choice, 0, 0) under key `seed` → [0, 1), from the first two words: 53 bits."""
+    high, low, _, _ = philox((position & MASK, choice & MASK, 0, 0), (seed & MASK, (seed >> 32) & MASK))
+    return float((high << 32 | low) >> 11) * 2.0**-53
 
 
 def _ragged(rows: Rows, name: str, i: int) -> npt.NDArray[Any]:
@@ -61,6 +69,8 @@ def candidates(
     p = np.exp((x - x.max()) / temperature)
     order = np.lexsort((np.arange(len(p)), -p))
     order = order[p[order] >= max(min_p, float(np.finfo(np.float32).tiny))]
+    if top_k >= len(x):
+        top_k = 0  # off
     if top_k > 0:
         order = order[:top_k]
     if top_p < 1:
@@ -73,7 +83,7 @@ def candidates(
 def sample_row(
     logits: npt.NDArray[np.float32], i: int, top_width: int, rows: Rows
 ) -> tuple[int, float, list[int], list[float]]:
-    """Token, its log-probability, and the row's best alternatives (ids, -1 beyond what it asked for; log-probabilities)."""
+    """Token, its log-probability, and the row's best alternatives: ids (-1 beyond what it asked for), log-probabilities."""
 
     def of(name: str) -> Any:
         array = rows[name]
@@ -89,7 +99,7 @@ def sample_row(
     token = int(of("target"))
     if token < 0:
         x = adjusted_logits(raw, i, rows)
-        if of("temperature") == 0:
+        if of("temperature") == 0 or x.max() == -np.inf:  # nothing is allowed: what greedy takes
             token = int(np.argmax(x))
         else:
             ids, weights = candidates(
