@@ -83,7 +83,7 @@ def candidates(
 def sample_row(
     logits: npt.NDArray[np.float32], i: int, top_width: int, rows: Rows
 ) -> tuple[int, float, list[int], list[float]]:
-    """Token, its log-probability, and the row's best alternatives: ids (-1 beyond what it asked for), log-probabilities."""
+    """Token, its log-probability; ids (-1 beyond what the row asked for) and log-probabilities of its alternatives."""
 
     def of(name: str) -> Any:
         array = rows[name]
