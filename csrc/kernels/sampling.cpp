@@ -242,12 +242,16 @@ void adjust(const SampleArgs& a, int64_t row, float* x, Scratch& s) {
     for (const int32_t* t = prompt; t < prompt_end; ++t) penalize(*t);
     for (const int32_t* t = output; t < output_end; ++t) penalize(*t);
   }
-  if (a.bias_offsets)
-    for (int32_t i = a.bias_offsets[row]; i < a.bias_offsets[row + 1]; ++i) {
+  if (a.bias_offsets) {
+    const int32_t first = a.bias_offsets[row], last = a.bias_offsets[row + 1];
+    for (int32_t i = first; i < last; ++i) {
       const int32_t id = a.bias_tokens[i];
-      if (s.num_changed < 2 * a.vocab) s.changed[s.num_changed++] = {x[id], id};
+      if (!s.counts[id]) s.changed[s.num_changed++] = {x[id], id};  // once a token, however often it is named
+      s.counts[id] = 1;
       x[id] += a.bias_values[i];
     }
+    for (int32_t i = first; i < last; ++i) s.counts[a.bias_tokens[i]] = 0;
+  }
 }
 
 int32_t draw(const SampleArgs& a, int64_t row, const float* x, Scratch& s) {

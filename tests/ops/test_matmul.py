@@ -1,0 +1,187 @@
+"""Products with packed weights against float64, for every layout, instruction set, and odd shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_harness import (
+    EPS,
+    F32,
+    F64,
+    FLOAT_FORMATS,
+    FORMATS,
+    INTEGER_FORMATS,
+    ISAS,
+    Harness,
+    assert_within,
+    feed,
+    forward,
+    matrix,
+    native,
+    reference,
+    rows_step,
+)
+
+from random_models import store
+from tokentrail.checkpoints import dequantize
+from tokentrail.ops.backend import Backend
+from tokentrail.ops.program import Linear, Recorder, Value
+from tokentrail.ops.reference.backend import quantize_rows
+
+
+def heavy_tailed(random: np.random.Generator, rows: int, columns: int) -> F32:
+    """Activations as models have them: most values small, a few channels huge, some groups and rows all zero."""
+    x = random.standard_normal((rows, columns)) * random.lognormal(0, 1, (rows, columns))
+    x[:, random.integers(columns)] *= 50
+    x[random.random(rows) < 0.1] = 0
+    x[:, : columns // 32 * 32].reshape(rows, -1, 32)[random.random((rows, columns // 32)) < 0.1] = 0
+    return x.astype(np.float32)
+
+
+def magnitude(weights: F32, stored: np.ndarray, format: str) -> F64:
+    """|w| as the kernel adds it up: Q4_1's minima are added apart, so they count apart."""
+    if format != "Q4_1":
+        return np.abs(weights).astype(np.float64)
+    n, k = weights.shape
+    minima = stored.reshape(n, k // 32, 20)[:, :, 2:4].copy().view(np.float16).astype(np.float64)
+    minima = np.repeat(minima[..., 0], 32, axis=1)
+    return np.asarray(np.abs(weights - minima) + np.abs(minima))
+
+
+def check(
+    format: str, n: int, k: int, rows: int, seed: int, *, bias: bool, residual: bool, x: F32 | None = None
+) -> None:
+    random = np.random.default_rng(seed)
+    w = random.standard_normal((n, k)).astype(np.float32)
+    x = heavy_tailed(random, rows, k) if x is None else x
+    b = random.standard_normal(n).astype(np.float32) if bias else None
+    r = random.standard_normal((rows, n)).astype(np.float32) if residual else None
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        added = None if r is None else feed(backend, ops, r)
+        layer = Linear(matrix(backend, w, format), b)
+        return ops.linear(feed(backend, ops, x), layer, residual=added)
+
+    harness = Harness(record, vocab=rows)
+    step = rows_step(rows)
+    expected = reference()
+    oracle = harness.compile(expected)
+    oracle.forward(*step.arrays())
+    exact = oracle.values[oracle.program.logits]  # type: ignore[attr-defined]
+
+    stored = store(w, format)
+    weights = dequantize(stored, format, (n, k))
+    seen = np.abs(
+        quantize_rows(x.astype(np.float64)) if expected.is_integer(format) else x.astype(np.float64)
+    )
+    total = seen @ magnitude(weights, stored, format).T
+    total += 0 if b is None else np.abs(b)
+    total += 0 if r is None else np.abs(r)
+    # Each of k products and additions may round once (integer layouts: far fewer, but scales and sums round too).
+    bound = (2 * k + 8) * EPS * total + 1e-37
+    for isa in ISAS:
+        got = forward(harness.compile(native(isa)), step)
+        assert_within(got, exact, bound, f"{isa} {format} [{rows}, {k}] x [{n}, {k}] seed {seed}")
+
+
+@pytest.mark.parametrize("format", INTEGER_FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 130),
+    groups=st.integers(1, 6),
+    rows=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+    bias=st.booleans(),
+    residual=st.booleans(),
+)
+def test_integer_layouts(
+    format: str, n: int, groups: int, rows: int, seed: int, bias: bool, residual: bool
+) -> None:
+    check(format, n, 32 * groups, rows, seed, bias=bias, residual=residual)
+
+
+@pytest.mark.parametrize("format", FLOAT_FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 130),
+    k=st.integers(1, 170),
+    rows=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+    bias=st.booleans(),
+    residual=st.booleans(),
+)
+def test_float_layouts(format: str, n: int, k: int, rows: int, seed: int, bias: bool, residual: bool) -> None:
+    check(format, n, k, rows, seed, bias=bias, residual=residual)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_more_rows_than_one_block_of_rows(format: str) -> None:
+    check(format, n=40, k=64, rows=270, seed=7, bias=True, residual=True)
+
+
+@pytest.mark.parametrize("format", INTEGER_FORMATS)
+def test_extreme_activations(format: str) -> None:
+    """Zeros, lone outliers, equal groups, huge and tiny values: where quantization could divide by zero or overflow."""
+    k = 128
+    x = np.zeros((10, k), np.float32)
+    x[1, 5] = 3.0
+    x[2] = 1.0
+    x[3] = -1.0
+    x[4, :32], x[4, 32:] = 1e6, 1e-6
+    x[5] = 1e30
+    x[6] = 1e-30
+    x[7, ::2], x[7, 1::2] = 127.0, -127.0
+    x[8] = np.linspace(-1, 1, k)
+    x[9, 40] = -1e-21
+    with np.errstate(over="ignore"):  # the square of a step, in the reference as in the kernels
+        check(format, n=33, k=k, rows=10, seed=11, bias=False, residual=False, x=x)
+
+
+def test_outliers_keep_their_remainders() -> None:
+    """Rounding to plain int8 groups would be at least twice as wrong on rows with outliers as what kernels do."""
+    random = np.random.default_rng(5)
+    x = random.standard_normal((16, 256)).astype(np.float32)
+    x[:, 77] *= 60
+
+    groups = x.reshape(16, -1, 32).astype(np.float64)
+    step = np.abs(groups).max(-1, keepdims=True) / 127
+    plain = (np.rint(groups / step) * step).reshape(x.shape)
+    kept = quantize_rows(x.astype(np.float64))
+    assert np.square(kept - x).mean() * 4 < np.square(plain - x).mean()
+    check("Q8_0", n=48, k=256, rows=16, seed=5, bias=False, residual=False, x=x)
+
+
+def test_a_residual_that_is_read_again_is_not_overwritten() -> None:
+    """The lowering may let a product write over its residual, but only if nobody reads that later."""
+    random = np.random.default_rng(3)
+    w, x = (random.standard_normal((32, 32)).astype(np.float32) for _ in range(2))
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        value = feed(backend, ops, x)
+        twice = ops.linear(feed(backend, ops, x), Linear(matrix(backend, w)), residual=value)
+        return ops.add(twice, value)
+
+    harness, step = Harness(record, vocab=32), rows_step(32)
+    expected = forward(harness.compile(reference()), step)
+    for isa in ISAS:
+        np.testing.assert_allclose(
+            forward(harness.compile(native(isa)), step), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_product_may_add_its_own_input() -> None:
+    random = np.random.default_rng(4)
+    w, x = (random.standard_normal((32, 32)).astype(np.float32) for _ in range(2))
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        value = feed(backend, ops, x)
+        return ops.linear(value, Linear(matrix(backend, w)), residual=value)
+
+    harness, step = Harness(record, vocab=32), rows_step(32)
+    expected = forward(harness.compile(reference()), step)
+    for isa in ISAS:
+        np.testing.assert_allclose(
+            forward(harness.compile(native(isa)), step), expected, rtol=1e-4, atol=1e-4
+        )
