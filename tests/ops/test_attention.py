@@ -27,12 +27,14 @@ class Shape:
     softcap: float = 0.0
     scale: float = 0.0
 
-    def harness(self, tokens: int, seed: int, *, blocks: int) -> Harness:
-        """Queries, keys and values of `tokens` different tokens, drawn at random."""
+    def harness(self, tokens: int, seed: int, *, blocks: int, nan_token: int | None = None) -> Harness:
+        """Queries, keys and values of `tokens` different tokens, drawn at random; those of `nan_token` are NaN."""
         random = np.random.default_rng(seed)
         q = random.standard_normal((tokens, self.heads * self.head_dim)).astype(np.float32)
         k = random.standard_normal((tokens, self.kv_heads * self.head_dim)).astype(np.float32)
         v = random.standard_normal((tokens, self.kv_heads * self.head_dim)).astype(np.float32)
+        if nan_token is not None:
+            q[nan_token] = k[nan_token] = v[nan_token] = np.nan
 
         def record(backend: Backend, ops: Recorder) -> Value:
             ops.kv_store(feed(backend, ops, k), feed(backend, ops, v), layer=0)
