@@ -27,7 +27,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float = 1.0
-    """Multiplies cos and sin (YaRN)."""
+    """Multiplies cos and sin: the whole of it, YaRN's 0.1 ln(factor) + 1 included."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 

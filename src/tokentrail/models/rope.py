@@ -63,5 +63,4 @@ def _yarn(base: tuple[float, ...], config: RopeConfig) -> RopeAngles:
     for i, f in enumerate(base):
         ramp = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
         frequencies.append(f / config.factor * ramp + f * (1 - ramp))
-    magnitude = config.attention_factor * (0.1 * math.log(config.factor) + 1.0)
-    return RopeAngles(tuple(frequencies), magnitude)
+    return RopeAngles(tuple(frequencies), config.attention_factor)
