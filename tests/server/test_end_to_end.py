@@ -160,6 +160,28 @@ def test_an_echo_scores_what_was_generated_alike(server: RealServer) -> None:
     assert scored.text == "The sun rises in" + made.text
 
 
+def test_the_largest_and_smallest_values_do_not_harm_the_engine(server: RealServer) -> None:
+    for extreme in (
+        {"top_k": 2**31 - 1},
+        {"top_p": 1.2e-38},
+        {"min_p": 1},
+        {"temperature": 1e-320},
+        {"temperature": 1e-40},
+        {"repetition_penalty": 1.2e-38},
+        {"repetition_penalty": 3.4e38},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"priority": 2**63 - 1},
+        {"priority": -(2**63)},
+        {"logit_bias": {str(id): -100 for id in range(49152)}},
+        {"stop_token_ids": list(range(1000))},
+    ):
+        body = {"model": server.model, "prompt": "Hi", "max_tokens": 2, "temperature": 1, "seed": 1}
+        response = server.http.post("/v1/completions", json={**body, **extreme})
+        assert response.status_code == 200, extreme
+    assert server.metrics()["tokentrail_engine_restarts_total"] == 0
+
+
 def test_the_journey_of_an_answer(server: RealServer) -> None:
     answer = server.client().chat.completions.create(
         model=server.model, messages=QUESTION, max_tokens=12, temperature=0
@@ -243,14 +265,16 @@ async def test_64_clients_a_third_hanging_up_and_too_few_blocks(server: RealServ
     rng = random.Random(64)
     cases = []
     for number in range(64):
-        body = random_body(server.model, rng, 12, (24, 48))
+        # One block at first, three or four at the end: twice what there is, for those that run at once.
+        body = random_body(server.model, rng, 8, (32, 52))
+        body["extra_body"]["priority"] = rng.choice([0, 0, -1])
         hangs_up = number % 3 == 2
         cases.append(Case(body, hang_up_after=rng.randint(1, 5) if hangs_up else None))
     before = server.metrics()
     async with server.async_client() as client:
 
         async def late(case: Case) -> Case:
-            await asyncio.sleep(rng.random() * 0.5)
+            await asyncio.sleep(rng.random() * 0.2)
             return await run(client, case)
 
         await asyncio.gather(*[late(case) for case in cases])
@@ -283,11 +307,12 @@ def test_a_client_that_hangs_up_frees_its_blocks_at_once(server: RealServer) -> 
             made = server.metrics()["tokentrail_generation_tokens_total"]
             while server.metrics()["tokentrail_generation_tokens_total"] < made + 5:
                 time.sleep(0.01)
-            assert server.metrics()["tokentrail_kv_cache_blocks_used"] > 0
+            before = server.metrics()
+            assert before["tokentrail_kv_cache_blocks_used"] > 0
         after = wait_until_idle(server, 3)
         assert after["tokentrail_kv_cache_blocks_used"] == 0
-        # It was nowhere near its end.
-        assert after["tokentrail_generation_tokens_total"] < made + 400
+        # A step for the news to arrive, and what was made between the looks at the metrics.
+        assert after["tokentrail_engine_steps_total"] - before["tokentrail_engine_steps_total"] < 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the engine process in /proc")

@@ -117,6 +117,22 @@ def test_a_client_that_hangs_up_while_waiting_is_noticed(make_server: MakeServer
         wait_for(lambda: not server.engine.running)
 
 
+def test_a_client_that_hangs_up_before_its_request_is_whole(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 1000\r\n\r\n{"model": "demo"'
+        )
+        time.sleep(0.1)
+    labels = 'method="POST",path="/v1/completions",status="499"'
+    wait_for(lambda: f"tokentrail_http_requests_total{{{labels}}} 1.0" in server.get("/metrics").text)
+    assert "error" not in caplog.text
+
+
 def test_headers_do_not_wait_for_a_late_first_token(make_server: MakeServer) -> None:
     server = make_server(engine={"first_delay": 3.0})
     start = time.monotonic()

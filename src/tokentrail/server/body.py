@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from tokentrail.server.errors import HTTPError, too_large
 
@@ -42,6 +42,3 @@ async def _read(request: Request, limit: int) -> bytes:
             raise too_large(limit)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-__all__ = ["BODY_TIMEOUT", "ClientDisconnect", "read_body"]

@@ -8,12 +8,16 @@ import re
 import time
 import uuid
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.errors import error_response, log_internal
 from tokentrail.server.keys import OPEN_PATHS, Keys
+
+CLIENT_GONE = 499
+"""The status that is counted when the client hung up before there was one (nginx's number for it)."""
 
 # What may be echoed into a header and a log line.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -57,6 +61,8 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 state["tenant"] = self.keys.tenant(authorization)
             await self.app(scope, receive, counted)
+        except ClientDisconnect:
+            pass  # it hung up before its request was whole
         except TokentrailError as error:
             if status:
                 raise
@@ -66,7 +72,7 @@ class Gate:
             if not status:
                 await error_response(error)(scope, receive, counted)
         finally:
-            self.metrics.http_response(scope["method"], _route(scope), status)
+            self.metrics.http_response(scope["method"], _route(scope), status or CLIENT_GONE)
 
 
 def _route(scope: Scope) -> str:
