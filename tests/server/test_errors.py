@@ -31,19 +31,21 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
 # (parameter, values that are refused, values that are not)
 RANGES = [
     ("temperature", [-0.01, 2.01, 1e9], [0, 0.0, 1, 2, 2.0]),
-    ("top_p", [0, 0.0, -0.1, 1.01], [0.01, 1]),
+    # 1e-50 is 0 to the engine, which computes with 32 bits.
+    ("top_p", [0, 0.0, 1e-50, -0.1, 1.01], [0.01, 1]),
     ("frequency_penalty", [-2.01, 2.01], [-2, 0, 2.0]),
     ("presence_penalty", [-2.01, 2.01], [-2, 0, 2.0]),
     ("max_tokens", [0, -1], [1, 100]),
-    ("stop", ["", [""], ["a", ""]], ["x", ["a", "b", "c", "d"], ["a", "b", "c", "d", "e", "f"], []]),
+    ("stop", ["", [""], ["a", ""], "x" * 8193, ["x" * 5] * 1639], ["x" * 8192, ["x" * 5] * 1638, "x", ["a", "b", "c", "d"], ["a", "b", "c", "d", "e", "f"], []]),
     ("n", [0, -1, 129], [1, 2]),
-    ("top_k", [-2], [-1, 0, 1, 10**9]),
+    ("top_k", [-2, 2**31, 2**70], [-1, 0, 1, 10**9, 2**31 - 1]),
     ("min_p", [-0.1, 1.1], [0, 1]),
-    ("repetition_penalty", [0, -1], [0.5, 2]),
+    ("repetition_penalty", [0, -1, 1e-50, 1e39], [0.5, 2]),
     ("min_tokens", [-1, 101], [0, 3]),
     ("seed", [2**63, -(2**63) - 1], [0, 2**63 - 1, -1]),
     ("logit_bias", [{"49152": 1}, {"-1": 1}, {"5": 101}, {"5": -101}, {"five": 1}], [{"5": 100}, {}]),
     ("stop_token_ids", [[-1], [49152]], [[], [5]]),
+    ("priority", [2**63, -(2**70)], [0, -1, 2**63 - 1]),
 ]
 WRONG_TYPES = [
     ("temperature", ["0.5", True, [1], {}]),

@@ -106,6 +106,11 @@ def test_further_variables() -> None:
     assert template.render(HELLO, bos_token="<s>") == "answer<s>"
 
 
+@pytest.mark.parametrize("name", ["self", "context", "source", "args", "no identifier", ""])
+def test_variables_may_have_any_name(name: str) -> None:
+    assert ChatTemplate("{{ messages[0].content }}").render([{"content": "x"}], **{name: 1}) == "x"
+
+
 def test_date() -> None:
     before = datetime.now().strftime("%Y-%m-%d")
     shown = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render(HELLO)

@@ -15,7 +15,7 @@ from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_to
 from tokentrail.answer.types import AnswerRequest, Chunk, Usage
 from tokentrail.journey import JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
-from tokentrail.protocol import Delta, EngineInfo, FinishReason, GenerateRequest, TokentrailError
+from tokentrail.protocol import Delta, EngineInfo, FinishReason, GenerateRequest, InvalidRequest, TokentrailError
 
 SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
@@ -47,7 +47,11 @@ class Desk:
         self.draw_seed = draw_seed
 
     def check(self, request: AnswerRequest, info: EngineInfo) -> None:
-        """Ranges of the sampling parameters that do not depend on the prompt. Raises `InvalidRequest`."""
+        """Ranges of the parameters that do not depend on the prompt. Raises `InvalidRequest`."""
+        if not -(2**63) <= request.priority < 2**63:  # what a message to the engine can hold
+            raise InvalidRequest(
+                f"priority must be from {-(2**63)} to {2**63 - 1}, not {request.priority}.", param="priority"
+            )
         request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
 
     def prepare(self, request: AnswerRequest) -> Prepared:

@@ -10,6 +10,13 @@ import msgspec
 from tokentrail.protocol.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+MAX_STOP_CHARACTERS = 8192
+"""Of all stop strings together: searching for them takes memory for each character."""
+
+# The engine computes with 32-bit numbers: what is above 0 must not become 0 there, nor a finite number infinite.
+_MAX_INT32 = 2**31 - 1
+_MIN_FLOAT32 = 2.0**-126
+_MAX_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,11 +60,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_int("max_tokens", self.max_tokens, low=1, optional=True)
         _check_float("temperature", self.temperature, 0.0, 2.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_int("top_k", self.top_k, low=-1)
+        _check_int("top_k", self.top_k, low=-1, high=_MAX_INT32)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, _MAX_FLOAT32, open_low=True)
         _check_int("seed", self.seed, low=-(2**63), high=MAX_SEED, optional=True)
         _check_int("n", self.n, low=1, high=128)
         _check_int("logprobs", self.logprobs, low=0, high=20, optional=True)
@@ -71,6 +78,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequest("stop must be one or more strings that are not empty.", param="stop")
+        if (size := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop may have {MAX_STOP_CHARACTERS} characters in all its strings together, not {size}.",
+                param="stop",
+            )
         for token in self.stop_token_ids:
             _check_token("stop_token_ids", token, vocab_size)
         for token, bias in self.logit_bias.items():
@@ -87,10 +99,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def _check_float(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     bracket = "(" if open_low else "["
-    limit = f"{bracket}{low:g}, {high:g}]" if math.isfinite(high) else f"above {low:g}"
+    limit = f"{bracket}{low:g}, {high:g}]"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number in {limit}, not {value!r}.", param=name)
-    if value < low or value > high or (open_low and value == low):
+    if value < low or value > high or (open_low and value < low + _MIN_FLOAT32):
         raise InvalidRequest(f"{name} must be in {limit}, not {value!r}.", param=name)
 
 
