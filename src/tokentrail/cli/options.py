@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -33,7 +33,8 @@ ACCEPTED = "Accepted for vLLM's sake"
 
 def takes_options(command: Callable[..., R]) -> Callable[..., R]:
     """Turn parameters annotated with a dataclass of options into that dataclass's fields."""
-    hints = get_type_hints(command, include_extras=True)
+    # Not typing.get_type_hints: before Python 3.11 it hides Annotated inside Optional where the default is None.
+    hints = inspect.get_annotations(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type[Any]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -42,7 +43,7 @@ def takes_options(command: Callable[..., R]) -> Callable[..., R]:
             parameters.append(parameter.replace(annotation=annotation))
             continue
         groups[name] = annotation
-        field_hints = get_type_hints(annotation, include_extras=True)
+        field_hints = inspect.get_annotations(annotation, eval_str=True)
         for field in dataclasses.fields(annotation):
             default = field.default
             if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
