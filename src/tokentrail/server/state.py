@@ -27,7 +27,8 @@ class ClientGone(HTTPError):
     """The client hung up. Nobody reads the answer to this, but logs and metrics do."""
 
     def __init__(self) -> None:
-        super().__init__(499, "The client closed the connection.", type="server_error")
+        message = "The client closed the connection."
+        super().__init__(499, message, type="server_error", code="client_gone")
 
 
 class ClientStalled(ClientGone):

@@ -135,6 +135,7 @@ class _Generation(Response):
         self._id_header = {"x-request-id": self._client_id or self._id}
         self._answer: Answer | None = None
         self._streaming = False
+        self._responding = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -149,6 +150,7 @@ class _Generation(Response):
                         body = msgspec.json.encode(self._dialect.whole(answer, await collect(answer)))
                         response = Response(body, headers=self._id_header, media_type="application/json")
                         guard.sending_since = time.monotonic()
+                        self._responding = True
                         await response(scope, receive, send)
                 finally:
                     await answer.aclose()
@@ -160,7 +162,7 @@ class _Generation(Response):
                 log_internal(error, scope["path"])
             if self._streaming:
                 await send(_body(raw_event(error_json(error)), more=False))
-            else:
+            elif not self._responding:
                 response = error_response(error)
                 response.headers.update(self._id_header)
                 await response(scope, receive, send)
@@ -213,6 +215,8 @@ class _Generation(Response):
             if not first.done():
                 first.cancel()
                 await asyncio.wait({first})
+            if not first.cancelled():
+                first.exception()  # if it raised just when this task was cancelled, it has been heard
         while batch is not None:
             for chunk in batch:
                 data += stream.chunk(chunk)
