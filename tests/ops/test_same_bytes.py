@@ -91,8 +91,8 @@ def attention_bits(
 ) -> U32:
     """The bits of every position's attention, computed in the chunks that `cuts` make.
 
-    `poison` first fills the whole cache with NaN; `company` sequences of random lengths run beside each chunk. The block
-    table is a random one.
+    `poison` first fills the whole cache with NaN; `company` sequences of random lengths run beside each chunk. Block
+    tables are random.
     """
     random = np.random.default_rng(seed)
     tables, blocks = sequences_in_blocks(random, [len(ids), *[40] * company], shape.block_size)

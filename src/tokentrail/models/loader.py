@@ -69,7 +69,7 @@ def load_model(
     factors = checkpoint.tensors.get("rope_freqs")
     rope = rope_angles(checkpoint.config.rope, backend, None if factors is None else _floats(factors))
     recorder = Recorder()
-    logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector), rope)
+    logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector, source.bias), rope)
     parameters = sum(int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name != "rope_freqs")
     return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters)
 
@@ -102,10 +102,11 @@ class _Source:
             self._count(tensor, packed.nbytes)
         return self._matrices[name]
 
-    def vector(self, name: str) -> npt.NDArray[np.float32] | None:
-        tensor = self._checkpoint.tensors.get(name)
-        if tensor is None:
-            return None
+    def bias(self, name: str) -> npt.NDArray[np.float32] | None:
+        return self.vector(name) if name in self._checkpoint.tensors else None
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._tensor(name)
         vector = _floats(tensor)
         self._count(tensor, vector.nbytes)
         return vector

@@ -14,29 +14,28 @@ from tokentrail.ops.program import Linear
 class Weights:
     """Weights under a name prefix.
 
-    `matrix_of` and `vector_of` map a full canonical name to a backend matrix, or to a float32 vector; the latter gives
-    None for a vector that the checkpoint lacks.
+    `matrix_of`, `vector_of` and `bias_of` map a full canonical name to a backend matrix, a float32 vector, and a float32
+    vector or None where the checkpoint has none. The first two raise for a name that the checkpoint lacks.
     """
 
     def __init__(
         self,
         matrix_of: Callable[[str], Any],
-        vector_of: Callable[[str], npt.NDArray[np.float32] | None],
+        vector_of: Callable[[str], npt.NDArray[np.float32]],
+        bias_of: Callable[[str], npt.NDArray[np.float32] | None],
         prefix: str = "",
     ) -> None:
-        self._matrix_of, self._vector_of, self._prefix = matrix_of, vector_of, prefix
+        self._matrix_of, self._vector_of, self._bias_of = matrix_of, vector_of, bias_of
+        self._prefix = prefix
 
     def layer(self, index: int) -> Weights:
-        return Weights(self._matrix_of, self._vector_of, f"layers.{index}.")
+        return Weights(self._matrix_of, self._vector_of, self._bias_of, f"layers.{index}.")
 
     def matrix(self, name: str) -> Any:
         return self._matrix_of(self._prefix + name)
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
-        vector = self._vector_of(self._prefix + name)
-        if vector is None:
-            raise KeyError(self._prefix + name)
-        return vector
+        return self._vector_of(self._prefix + name)
 
     def linear(self, name: str) -> Linear:
-        return Linear(self.matrix(name), self._vector_of(f"{self._prefix}{name}.bias"))
+        return Linear(self.matrix(name), self._bias_of(f"{self._prefix}{name}.bias"))

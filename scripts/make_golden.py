@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Make the golden files of the tests again: what transformers says, in float32.
+
+    pip install -e '.[demo,test,oracle]' && python scripts/make_golden.py
+
+Run it after changing the cases in tests/models/llama_cases.py or the texts in tests/accuracy/texts.py. The files are
+small, so that the tests need neither torch nor transformers; tests marked `oracle` check that they are still right.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "models"), str(TESTS / "accuracy")]
+
+from llama_cases import CASES  # noqa: E402
+from texts import QUESTION, TEXTS, prompt_of  # noqa: E402
+
+import transformers_oracle as oracle  # noqa: E402
+from tokentrail.checkpoints import demo_model_path, open_checkpoint  # noqa: E402
+from tokentrail.text import Tokenizer  # noqa: E402
+
+
+def llama() -> None:
+    """Case → logits [tokens, vocab]."""
+    logits = {
+        name: oracle.logits(oracle.load(case.checkpoint()), case.tokens()) for name, case in CASES.items()
+    }
+    save("llama.npz", logits)
+
+
+def demo() -> None:
+    """Text → its token ids and, from the second on, their log-probabilities; the question → the greedy answer."""
+    checkpoint = open_checkpoint(demo_model_path())
+    tokenizer, model = Tokenizer.from_checkpoint(checkpoint), oracle.load(checkpoint)
+    arrays = {}
+    for name, text in TEXTS.items():
+        ids = np.array(tokenizer.encode(text), np.int32)
+        logits = oracle.logits(model, ids.tolist()).astype(np.float64)
+        logprobs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        arrays[f"{name}.ids"] = ids
+        arrays[f"{name}.logprobs"] = logprobs[np.arange(len(ids) - 1), ids[1:]].astype(np.float32)
+        print(f"{name}: {len(ids)} tokens, perplexity {np.exp(-arrays[f'{name}.logprobs'].mean()):.2f}")
+    ids, answer, margins = tokenizer.encode(prompt_of(checkpoint)), [], []
+    while "Paris" not in tokenizer.decode(answer):
+        last = oracle.logits(model, ids + answer)[-1]
+        second, first = np.sort(last)[-2:]
+        answer.append(int(last.argmax()))
+        margins.append(first - second)
+    arrays["answer.ids"] = np.array(answer, np.int32)
+    arrays["answer.margins"] = np.array(margins, np.float32)
+    print(f"{QUESTION!r}: {tokenizer.decode(answer)!r}, decided by at least {min(margins):.3f}")
+    save("demo.npz", arrays)
+
+
+def save(name: str, arrays: dict[str, np.ndarray]) -> None:
+    path = TESTS / "golden" / name
+    path.parent.mkdir(exist_ok=True)
+    np.savez_compressed(path, **arrays)
+    print(f"{path}: {path.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    llama()
+    demo()
