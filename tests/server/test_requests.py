@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tokentrail.answer import AnswerRequest
 from tokentrail.answer.admission import Desk
@@ -69,7 +70,7 @@ def test_any_body_is_understood_or_refused(text_parts: TextParts, chat: bool, bo
             echo=bool(body.get("echo")),
         )
         desk.check(request, engine_info())
-        admission = desk.admit(request, desk.prepare(request), engine_info())
+        admission = desk.admit(request, desk.prepare(request, engine_info()), engine_info())
     except InvalidRequest as error:
         refused = error
     else:
@@ -93,3 +94,27 @@ def test_any_body_is_understood_or_refused(text_parts: TextParts, chat: bool, bo
 def test_any_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse(ChatCompletionRequest, raw)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1.5] * 1000},
+        {"prompt": [1] * 500 + ["a"] * 500},
+        {"prompt": [[""]] * 1000},
+        {"prompt": [["a"] * 1000]},
+        {"messages": [1] * 1000},
+        {"messages": [{}] * 1000},
+        {"messages": [{"role": "user", "content": [{}] * 1000}]},
+        {"stop": [1] * 1000},
+        {"stop_token_ids": ["a"] * 1000},
+        {"logit_bias": {str(id): "much" for id in range(1000)}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_only_the_first_of_many_mistakes_is_collected(fields: dict[str, Any]) -> None:
+    model = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    body = {"model": "m", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() <= 4  # one for each type that a field may have

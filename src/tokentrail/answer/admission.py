@@ -15,7 +15,14 @@ from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_to
 from tokentrail.answer.types import AnswerRequest, Chunk, Usage
 from tokentrail.journey import JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
-from tokentrail.protocol import Delta, EngineInfo, FinishReason, GenerateRequest, InvalidRequest, TokentrailError
+from tokentrail.protocol import (
+    Delta,
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    TokentrailError,
+)
 
 SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
@@ -54,9 +61,9 @@ class Desk:
             )
         request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
 
-    def prepare(self, request: AnswerRequest) -> Prepared:
+    def prepare(self, request: AnswerRequest, info: EngineInfo) -> Prepared:
         """Prompts to tokens. Safe in another thread."""
-        return prepare(request.prompts, self.parts.tokenizer, self.parts.template)
+        return prepare(request.prompts, self.parts.tokenizer, self.parts.template, info.max_model_len)
 
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""

@@ -185,7 +185,7 @@ class LLM:
             endpoint="LLM",
         )
         self._desk.check(request, info)
-        return self._desk.admit(request, self._desk.prepare(request), info)
+        return self._desk.admit(request, self._desk.prepare(request, info), info)
 
     def _compute(self, admissions: Sequence[Admission], progress: bool) -> dict[str, list[Chunk]]:
         """The chunks of each sequence, by its id."""

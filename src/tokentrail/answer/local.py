@@ -82,9 +82,11 @@ class LocalBackend:
         info = self.engine.info
         self.desk.check(request, info)
         if size(request.prompts) < _LONG:
-            prepared = self.desk.prepare(request)
+            prepared = self.desk.prepare(request, info)
         else:
-            prepared = await asyncio.get_running_loop().run_in_executor(None, self.desk.prepare, request)
+            prepared = await asyncio.get_running_loop().run_in_executor(
+                None, self.desk.prepare, request, info
+            )
         return LocalAnswer(self.engine, self.desk.admit(request, prepared, info))
 
     def _refresh_metrics(self) -> None:

@@ -11,6 +11,9 @@ from tokentrail.answer.types import AnswerRequest, ChatPrompt, Prompt, TextPromp
 from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, SamplingParams
 from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
 
+_MESSAGE = 50
+"""Rendering a message takes as long as tokenizing so many characters."""
+
 
 @dataclass
 class Prepared:
@@ -23,9 +26,15 @@ class Prepared:
     tokenize_seconds: float
 
 
-def prepare(prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTemplate) -> Prepared:
-    """Render and tokenize. Takes a moment for long prompts, and may run in a thread."""
+def prepare(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTemplate, context: int
+) -> Prepared:
+    """Render and tokenize. Takes a moment for long prompts, and may run in a thread.
+
+    A text too long for `context` tokens, however it is cut, is refused before that work is done.
+    """
     prepared = Prepared([], [], None, 0.0)
+    most = context * tokenizer.longest_token
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
             start = time.perf_counter()
@@ -45,6 +54,14 @@ def prepare(prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTempl
             prepared.token_ids.append(list(prompt.token_ids))
             prepared.texts.append(None)
             continue
+        if len(text) > most:
+            field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {context} tokens. However, your {field} resulted in "
+                f"{len(text)} characters, more than {context} tokens can hold. Please reduce the length of "
+                f"the {field}.",
+                param=field,
+            )
         start = time.perf_counter()
         # A template writes the tokens that begin a conversation itself.
         ids = tokenizer.encode(text, add_special_tokens=not isinstance(prompt, ChatPrompt))
@@ -55,13 +72,18 @@ def prepare(prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTempl
 
 
 def size(prompts: Sequence[Prompt]) -> int:
-    """Characters to tokenize, roughly: decides whether a thread is worth it."""
+    """Characters to render and tokenize, roughly: decides whether a thread is worth it."""
     total = 0
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
-            total += sum(len(m["content"]) for m in prompt.messages if isinstance(m.get("content"), str))
+            total += sum(
+                _MESSAGE + sum(len(text) for text in message.values() if isinstance(text, str))
+                for message in prompt.messages
+            )
         elif isinstance(prompt, TextPrompt):
             total += len(prompt.text)
+        else:
+            total += len(prompt.token_ids) // 4  # only looked at
     return total
 
 

@@ -23,6 +23,8 @@ def _byte_alphabet() -> dict[int, str]:
 BYTE_TO_CHARACTER = _byte_alphabet()
 UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 """The bytes that occur in UTF-8."""
+_LONG = 10_000
+"""Characters that take milliseconds to encode."""
 _CHARACTER_TO_BYTE = {ord(character): byte for byte, character in BYTE_TO_CHARACTER.items()}
 
 
@@ -73,5 +75,8 @@ class ByteLevelBPE:
         """Ids of `text`, which holds no special token and no lone surrogate. Thread-safe."""
         careful = self._lacking is not None and self._lacking.search(text)
         tokenizer = self._careful if careful else self._tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        else:  # the library lets other threads run only while it encodes batches
+            ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids

@@ -35,6 +35,8 @@ class Tokenizer:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """Every token that ends an answer, ascending."""
+    longest_token: int
+    """Characters of the vocabulary's longest entry: no token stands for more of a text."""
     add_bos: bool
     add_eos: bool
 
@@ -48,6 +50,7 @@ class Tokenizer:
         """`origin` names the file in errors. Raises `ModelFileError` for a tokenizer that cannot be built."""
         self._tokens = source.tokens
         self.vocab_size = len(source.tokens)
+        self.longest_token = max(map(len, source.tokens), default=0)
         self._types = _token_types(source)
         self._ids = {text or f"[EMPTY_{id}]": id for id, text in enumerate(source.tokens)}
         if len(self._ids) != self.vocab_size:

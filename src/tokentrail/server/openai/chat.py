@@ -47,9 +47,10 @@ def prompt_of(body: ChatCompletionRequest) -> ChatPrompt:
 
 def _message(message: ChatMessage, at: int) -> dict[str, Any]:
     """As the template gets it: text alone. `developer` is OpenAI's newer word for `system`."""
-    fields: dict[str, Any] = message.model_dump(exclude_none=True, exclude={"content"})
-    if message.role == "developer":
-        fields["role"] = "system"
+    # Not `model_dump`, which takes ten times as long: a body may have a hundred thousand messages.
+    given = {"name": message.name, **(message.model_extra or {})}
+    fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    fields |= {key: value for key, value in given.items() if value is not None}
     if isinstance(message.content, str):
         fields["content"] = message.content
     elif message.content is not None:
