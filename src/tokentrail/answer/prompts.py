@@ -13,6 +13,8 @@ from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
 
 _MESSAGE = 50
 """Rendering a message takes as long as tokenizing so many characters."""
+_SOON_COUNTED = 100_000
+"""Characters whose tokens are counted in a moment, so that errors can name their exact number."""
 
 
 @dataclass
@@ -34,7 +36,7 @@ def prepare(
     A text too long for `context` tokens, however it is cut, is refused before that work is done.
     """
     prepared = Prepared([], [], None, 0.0)
-    most = context * tokenizer.longest_token
+    most = max(context * tokenizer.longest_token, _SOON_COUNTED)
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
             start = time.perf_counter()
