@@ -62,6 +62,9 @@ def test_metrics_tell_of_requests(make_server: MakeServer) -> None:
         labels = f'method="POST",path="{path}",status="{status}"'
         assert server.metric(f"tokentrail_http_requests_total{{{labels}}}") == count
     assert server.metric('tokentrail_http_requests_total{method="GET",path="other",status="404"}') == 2
+    for word in ("BREW", "PROPFIND", "x" * 1000):
+        assert server.http.request(word, server.url + "/health").status_code == 405
+    assert server.metric('tokentrail_http_requests_total{method="other",path="/health",status="405"}') == 3
     assert server.metric(f"tokentrail_time_to_first_token_seconds_count{{{label}}}") == 2
     assert server.metric(f"tokentrail_e2e_request_latency_seconds_count{{{label}}}") == 2
     assert server.metric(f"tokentrail_generation_tokens_total{{{label}}}") == len(server.tokens) + 2

@@ -30,6 +30,8 @@ def create_app(state: ServerState) -> FastAPI:
         version=__version__,
         description="An OpenAI-compatible server that keeps a trail of every answer.",
         redoc_url=None,
+        # A redirect would be to wherever the client's Host header says.
+        redirect_slashes=False,
     )
     app.include_router(create_router(state))
     app.include_router(_operations(state))

@@ -44,7 +44,7 @@ def unauthorized(message: str) -> HTTPError:
 def model_not_found(name: str) -> HTTPError:
     return HTTPError(
         404,
-        f"The model `{name}` does not exist or you do not have access to it.",
+        f"The model `{name[:200]}` does not exist or you do not have access to it.",
         type="invalid_request_error",
         code="model_not_found",
         param="model",

@@ -19,6 +19,8 @@ from tokentrail.server.keys import OPEN_PATHS, Keys
 CLIENT_GONE = 499
 """The status that is counted when the client hung up before there was one (nginx's number for it)."""
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+
 # What may be echoed into a header and a log line.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -68,11 +70,17 @@ class Gate:
                 raise
             await error_response(error)(scope, receive, counted)
         except Exception as error:
-            log_internal(error, f"{scope['method']} {_route(scope)}")
+            log_internal(error, f"{_method(scope)} {_route(scope)}")
             if not status:
                 await error_response(error)(scope, receive, counted)
         finally:
-            self.metrics.http_response(scope["method"], _route(scope), status or CLIENT_GONE)
+            self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
+
+
+def _method(scope: Scope) -> str:
+    """The method, if it is one of HTTP's: a client may make up any number of words."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "other"
 
 
 def _route(scope: Scope) -> str:
