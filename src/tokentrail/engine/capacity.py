@@ -14,6 +14,8 @@ from tokentrail.protocol import CapacityError, InvalidRequest
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
 """Of the free memory, what the KV cache takes when nobody says: a laptop has other things to do."""
+SHORTEST = 512
+"""A context cut to what fits, when nobody asked for its length, has so many tokens at least (or all of the model's)."""
 PROMPT_LOGIT_ROWS = 64
 """Logit rows there are at least, so that prompt log-probabilities advance in useful chunks."""
 
@@ -65,7 +67,7 @@ def plan_capacity(
     `max_model_len` is above the model's own.
     """
     model = checkpoint.config
-    longest = config.max_model_len or model.max_position
+    longest = model.max_position if config.max_model_len is None else config.max_model_len
     if longest < 1 or longest > model.max_position:
         raise InvalidRequest(
             f"--max-model-len must be from 1 to {model.max_position} (the model's context), not {longest}.",
@@ -89,7 +91,7 @@ def plan_capacity(
     all_sequences = one_sequence * config.max_num_seqs
 
     if config.kv_cache_memory is not None:
-        blocks = config.kv_cache_memory // block_bytes
+        blocks = min(config.kv_cache_memory // block_bytes, all_sequences)
         if blocks * block_bytes > free - fixed:
             raise CapacityError(
                 f"{checkpoint.path}: --kv-cache-memory {_size(config.kv_cache_memory)} does not fit beside "
@@ -99,27 +101,33 @@ def plan_capacity(
     else:
         wanted = max(int(free * DEFAULT_SHARE) // block_bytes, one_sequence)
         blocks = min(wanted, all_sequences, max(budget, 0) // block_bytes)
-    blocks = min(blocks, all_sequences)
 
     if blocks < one_sequence:
         fits = blocks * config.block_size
-        if config.max_model_len is not None or fits < min(longest, 512):
-            needed = fixed + one_sequence * block_bytes
-            have = config.kv_cache_memory if config.kv_cache_memory is not None else free
-            what = "--kv-cache-memory gives" if config.kv_cache_memory is not None else "free memory is"
-            need = one_sequence * block_bytes if config.kv_cache_memory is not None else needed
+        if config.max_model_len is not None or fits < min(longest, SHORTEST):
+            cache = one_sequence * block_bytes
             raise CapacityError(
-                f"{checkpoint.path}: a context of {longest} tokens needs {_size(need)} "
-                + (
-                    "of KV cache"
-                    if config.kv_cache_memory is not None
-                    else f"({_size(fixed)} weights and activations + {_size(one_sequence * block_bytes)} KV cache)"
-                )
-                + f", {what} {_size(have)}. Shorten it with --max-model-len {max(fits, config.block_size)}, "
-                + "give more with --kv-cache-memory, or use a smaller or more quantized model."
+                f"{checkpoint.path}: a context of {longest} tokens {_shortage(config, free, fixed, cache, fits)}"
             )
         longest = fits
     return Capacity(layout(blocks), longest, logit_rows)
+
+
+def _shortage(config: EngineConfig, free: int, fixed: int, cache: int, fits: int) -> str:
+    """What is needed, what there is, and the flags that help: with the cache's size given, or sized from `free`."""
+    if config.kv_cache_memory is not None:
+        problem = f"needs {_size(cache)} of KV cache, --kv-cache-memory gives {_size(config.kv_cache_memory)}"
+        more = ["give more with --kv-cache-memory"]
+    else:
+        share = config.memory_utilization
+        problem = (
+            f"needs {_size(fixed + cache)} ({_size(fixed)} weights and activations + {_size(cache)} KV cache), but "
+            f"{_size(int(free * share))} may be used: {share:g} of {_size(free)} free memory"
+        )
+        more = ["use more of it with --gpu-memory-utilization", "lower --max-num-batched-tokens"]
+    remedies = [f"shorten it with --max-model-len {fits}"] if fits else []
+    text = ", ".join([*remedies, *more, "or use a smaller or more quantized model"])
+    return f"{problem}. {text[0].upper()}{text[1:]}."
 
 
 def _weight_bytes(checkpoint: Checkpoint, backend: Backend, config: EngineConfig) -> int:

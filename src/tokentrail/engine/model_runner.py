@@ -12,11 +12,12 @@ from tokentrail.engine.config import EngineConfig
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Limits
 from tokentrail.ops.native import NativeBackend, native_digest
-from tokentrail.protocol import EngineInfo, InvalidRequest
+from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
 NUMERICS_VERSION = 1
 """Raised by every change that may alter a bit of any result. Part of `system_fingerprint`, as is a digest of the built
 kernels: compilers differ, and a stream must never go on with another build's bits."""
+HEAD_MULTIPLE = 16
 
 
 class ModelRunner:
@@ -26,7 +27,8 @@ class ModelRunner:
         started = time.perf_counter()
         _check(config)
         checkpoint = open_checkpoint(config.model or demo_model_path())
-        backend = NativeBackend(config.threads)
+        _check_model(checkpoint)
+        backend = _backend(config)
         plan = plan_capacity(checkpoint, backend, config)
         model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype)
         self.max_logit_rows = plan.max_logit_rows
@@ -72,7 +74,8 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        del self._executable
+        """Free weights and cache; the runner cannot be used again. Closing twice is fine."""
+        self.__dict__.pop("_executable", None)
 
 
 def _check(config: EngineConfig) -> None:
@@ -81,7 +84,7 @@ def _check(config: EngineConfig) -> None:
         "block_size": (16, 32, 64, 128, 256),
         "kv_cache_dtype": ("auto", "bfloat16", "float32"),
         "activation_dtype": ("auto", "float32"),
-        "dtype": ("auto", "bfloat16", "float16", "float32"),
+        "dtype": ("auto", "half", "float16", "bfloat16", "float", "float32"),
     }
     for name, allowed in choices.items():
         value = getattr(config, name)
@@ -90,10 +93,32 @@ def _check(config: EngineConfig) -> None:
             raise InvalidRequest(
                 f"{flag} must be one of {', '.join(map(str, allowed))}, not {value!r}.", param=name
             )
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(config, name) < 1:
+    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
             flag = "--" + name.replace("_", "-")
-            raise InvalidRequest(f"{flag} must be at least 1, not {getattr(config, name)}.", param=name)
+            raise InvalidRequest(f"{flag} must be at least 1, not {value}.", param=name)
+    if not 0 < config.memory_utilization <= 1:
+        raise InvalidRequest(
+            f"--gpu-memory-utilization must be above 0 and at most 1, not {config.memory_utilization!r}.",
+            param="memory_utilization",
+        )
+
+
+def _backend(config: EngineConfig) -> NativeBackend:
+    try:
+        return NativeBackend(config.threads)
+    except ValueError as error:  # the number of threads, or TOKENTRAIL_ISA
+        raise InvalidRequest(f"The engine cannot start: {error}.") from error
+
+
+def _check_model(checkpoint: Checkpoint) -> None:
+    """What these kernels cannot run, though the file is sound."""
+    if checkpoint.config.head_dim % HEAD_MULTIPLE:
+        raise ModelFileError(
+            f"{checkpoint.path}: attention heads of {checkpoint.config.head_dim} values cannot be run; "
+            f"the kernels take multiples of {HEAD_MULTIPLE}. Use another model."
+        )
 
 
 def _fingerprint(checkpoint: Checkpoint, isa: str, kv_dtype: str, activation_dtype: str) -> str:

@@ -54,7 +54,7 @@ class NativeBackend:
             raise ValueError(
                 f"instruction set {self.isa!r} is not available here; there is: {', '.join(isas)}"
             )
-        self.threads = threads or default_threads()
+        self.threads = default_threads() if threads is None else threads
         self._pool = _native.ThreadPool(self.threads)
         self._arena = _native.Arena()
 

@@ -1,0 +1,253 @@
+"""What fits: the KV cache and the context that a given amount of free memory allows, and the words when it does not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from random_models import random_checkpoint, small_config
+from tokentrail.checkpoints import Checkpoint, RopeConfig, Tensor
+from tokentrail.engine import capacity
+from tokentrail.engine.capacity import Capacity, available_memory, plan_capacity
+from tokentrail.engine.config import EngineConfig
+from tokentrail.models import load_model
+from tokentrail.ops.backend import Limits
+from tokentrail.ops.native import NativeBackend
+from tokentrail.protocol import CapacityError, InvalidRequest
+
+MIB, GIB = 1 << 20, 1 << 30
+BACKEND = NativeBackend(1)
+
+
+def sized_checkpoint(layers: int = 32, hidden: int = 2048, context: int = 8192) -> Checkpoint:
+    """A model of a real size without its weights: planning looks at shapes alone."""
+    config = small_config(
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=hidden * 3,
+        num_heads=hidden // 64,
+        num_kv_heads=hidden // 256,
+        head_dim=64,
+        vocab_size=32000,
+        max_position=context,
+        rope=RopeConfig(dim=64),
+    )
+    shapes = {"embed": (32000, hidden), "head": (32000, hidden)}
+    for layer in range(layers):
+        shapes[f"layers.{layer}.gate"] = (hidden * 3, hidden)
+    nothing = np.zeros(0, np.uint8)
+    tensors = {name: Tensor(name, shape, "Q4_0", nothing) for name, shape in shapes.items()}
+    return replace(random_checkpoint(), config=config, tensors=tensors, path=Path("big.gguf"))
+
+
+def plan(free: int, checkpoint: Checkpoint | None = None, **config: object) -> Capacity:
+    return plan_capacity(checkpoint or sized_checkpoint(), BACKEND, EngineConfig(**config), free=free)
+
+
+WEIGHTS = sum(BACKEND.packed_bytes("Q4_0", *t.shape) for t in sized_checkpoint().tensors.values())
+BYTES_PER_TOKEN = 32 * 2 * 8 * 64 * 2
+
+
+def test_a_cache_takes_a_quarter_of_much_memory() -> None:
+    got = plan(64 * GIB)
+    assert got.max_model_len == 8192
+    assert got.kv.bytes_per_token == BYTES_PER_TOKEN
+    assert abs(got.kv.nbytes - 16 * GIB) < got.kv.bytes_per_token * 16
+
+
+def test_a_cache_never_exceeds_what_the_sequences_can_fill() -> None:
+    got = plan(64 * GIB, max_num_seqs=2, max_model_len=1024)
+    assert got.kv.blocks == 2 * 1024 // 16
+
+
+def test_one_sequence_gets_its_context_even_beyond_the_quarter() -> None:
+    got = plan(3 * GIB // 2)
+    assert got.max_model_len == 8192
+    assert got.kv.blocks == 8192 // 16
+
+
+def test_the_context_shrinks_to_what_fits_when_nobody_asked_for_it() -> None:
+    got = plan(WEIGHTS + 250 * MIB, max_num_batched_tokens=64, memory_utilization=1.0)
+    assert 512 <= got.max_model_len < 8192
+    assert got.max_model_len == got.kv.blocks * 16
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_explicit_cache_memory_is_taken_exactly(dtype: str, block_size: int) -> None:
+    memory = 777 * MIB
+    got = plan(16 * GIB, kv_cache_memory=memory, kv_cache_dtype=dtype, block_size=block_size)
+    block = got.kv.bytes_per_token * block_size
+    assert got.kv.dtype == dtype
+    assert memory - block < got.kv.nbytes <= memory
+    assert got.kv.bytes_per_token == BYTES_PER_TOKEN * (2 if dtype == "float32" else 1)
+
+
+def test_more_explicit_memory_than_can_be_used_is_not_asked_for() -> None:
+    got = plan(4 * GIB, kv_cache_memory=100 * GIB, max_num_seqs=1, max_model_len=1024)
+    assert got.kv.blocks == 1024 // 16
+
+
+def test_context_not_asked_for_shrinks_to_explicit_memory() -> None:
+    got = plan(16 * GIB, kv_cache_memory=1000 * BYTES_PER_TOKEN)
+    assert got.max_model_len == 1000 // 16 * 16
+
+
+def sizes(message: str) -> list[float]:
+    """All amounts in a message, in MiB."""
+    found = re.findall(r"([\d.]+) (MiB|GiB)", message)
+    return [float(number) * (1024 if unit == "GiB" else 1) for number, unit in found]
+
+
+def test_too_little_memory_says_how_much_is_needed_and_what_helps() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(700 * MIB, max_model_len=8192)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("big.gguf: a context of 8192 tokens needs ")
+    needed, fixed, cache, usable, free = sizes(message)
+    assert abs(needed - fixed - cache) < 0.02 * needed
+    assert abs(cache - 8192 * BYTES_PER_TOKEN / MIB) <= 1
+    assert fixed > WEIGHTS / MIB - 1
+    assert free == 700
+    assert abs(usable - 0.9 * 700) <= 1
+    assert needed > usable
+    for flag in ("--max-model-len", "--gpu-memory-utilization"):
+        assert flag in message
+
+
+def test_the_advised_context_fits() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(WEIGHTS + 600 * MIB, max_model_len=8192)
+    advised = int(re.findall(r"--max-model-len (\d+)", str(caught.value))[0])
+    assert advised > 0
+    assert plan(WEIGHTS + 600 * MIB, max_model_len=advised).max_model_len == advised
+
+
+def test_no_context_is_advised_when_none_fits() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(100 * MIB)
+    assert "--max-model-len" not in str(caught.value)
+    assert "smaller or more quantized model" in str(caught.value)
+
+
+def test_too_little_explicit_memory() -> None:
+    with pytest.raises(CapacityError) as caught:
+        plan(16 * GIB, kv_cache_memory=10 * MIB)
+    needed, given = sizes(str(caught.value))
+    assert given == 10
+    assert abs(needed - 8192 * BYTES_PER_TOKEN / MIB) <= 1
+    assert "give more with --kv-cache-memory" in str(caught.value)
+
+
+def test_more_explicit_memory_than_there_is() -> None:
+    with pytest.raises(
+        CapacityError, match=r"--kv-cache-memory 8\.00 GiB does not fit beside .*: 4\.00 GiB of memory"
+    ):
+        plan(4 * GIB, kv_cache_memory=8 * GIB)
+
+
+@pytest.mark.parametrize("length", [0, -1, 8193, 1 << 40])
+def test_context_beyond_the_models(length: int) -> None:
+    with pytest.raises(InvalidRequest, match=rf"--max-model-len must be from 1 to 8192 .*, not {length}\."):
+        plan(16 * GIB, max_model_len=length)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    free=st.integers(0, 64 * GIB),
+    kv=st.none() | st.integers(1, 64 * GIB),
+    length=st.none() | st.integers(1, 8192),
+    block_size=st.sampled_from([16, 32, 64, 128, 256]),
+    seqs=st.integers(1, 300),
+    tokens=st.integers(1, 9000),
+    share=st.floats(0.05, 1.0),
+)
+def test_a_plan_fits_or_says_why_not(
+    *, free: int, kv: int | None, length: int | None, block_size: int, seqs: int, tokens: int, share: float
+) -> None:
+    config = {
+        "kv_cache_memory": kv,
+        "max_model_len": length,
+        "block_size": block_size,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": tokens,
+        "memory_utilization": share,
+    }
+    try:
+        got = plan(free, **config)
+    except CapacityError as error:
+        message = str(error)
+    else:
+        message = ""
+    if message:
+        assert "\n" not in message
+        assert message.startswith("big.gguf: ")
+        return
+    assert got.kv.blocks >= 1
+    assert got.kv.blocks * block_size >= got.max_model_len, "one sequence of full length fits"
+    assert got.kv.nbytes + WEIGHTS <= free
+    assert got.max_model_len == length if length else got.max_model_len <= 8192
+    assert got.max_logit_rows >= min(seqs, tokens), "each sequence of a decode step gets its logits"
+    if kv is not None:
+        assert got.kv.nbytes <= kv
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"hidden_size": 32, "intermediate_size": 32, "num_heads": 8, "num_kv_heads": 8, "head_dim": 64},
+        {"hidden_size": 512, "intermediate_size": 64},
+        {"hidden_size": 64, "intermediate_size": 1024, "vocab_size": 2000},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("format", ["Q8_0", "BF16"])
+def test_what_is_planned_covers_what_is_taken(shape: dict[str, int], format: str) -> None:
+    checkpoint = random_checkpoint(small_config(**shape), format=format)
+    config = EngineConfig(max_num_batched_tokens=256, max_num_seqs=32)
+    backend = NativeBackend(1)
+    got = plan_capacity(checkpoint, backend, config, free=8 * GIB)
+    model = load_model(checkpoint, backend)
+    assert capacity._weight_bytes(checkpoint, backend, config) == model.weight_bytes
+    executable = backend.compile(
+        model.program, got.kv, Limits(256, 32, got.max_logit_rows), checkpoint.config.vocab_size
+    )
+    planned = capacity._activation_bytes(checkpoint, config, got.max_logit_rows)
+    assert executable.nbytes <= planned + 16 * 1024, "buffers are rounded up to lines, a few bytes each"
+    assert planned < 4 * executable.nbytes
+
+
+def test_available_memory_is_no_more_than_the_machine_has() -> None:
+    free = available_memory()
+    assert free > 0
+    total = Path("/proc/meminfo")
+    if total.exists():
+        assert free <= int(total.read_text().split()[1]) * 1024
+
+
+def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n",
+        "/sys/fs/cgroup/memory.max": str(3 * GIB),
+        "/sys/fs/cgroup/memory.current": str(1 * GIB),
+    }
+
+    def read_text(self: Path) -> str:
+        if str(self) in files:
+            return files[str(self)]
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert available_memory() == 2 * GIB
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert available_memory() == 32000000 * 1024
+    files["/sys/fs/cgroup/memory.max"] = str(GIB // 2)
+    assert available_memory() == 0
