@@ -79,7 +79,7 @@ def server() -> Iterator[FakeServer]:
 
 def test_generate_from_a_server(server: FakeServer, run: Run) -> None:
     outcome = run(
-        "generate", "capital?", "--url", server.url, "--api-key", "k", "--system", "Brief.", "-n", "8"
+        "generate", "capital?", "--url", server.url, "--api-key", "k,other", "--system", "Brief.", "-n", "8"
     )
     assert (outcome.code, outcome.out, outcome.err) == (0, "Paris.\n", "")
     path, body, key = server.asked[-1]

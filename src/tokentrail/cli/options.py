@@ -71,6 +71,12 @@ def takes_options(command: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key. Of several (a server's own list), the first is as good as any."""
+    key = (api_key or "").split(",")[0].strip()
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def note(text: str) -> None:
     """Tell the user something that is no error, on stderr."""
     print(f"note: {text}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
 import typer
 
+from tokentrail.cli.options import bearer
 from tokentrail.protocol.errors import TokentrailError
 
 if TYPE_CHECKING:
@@ -199,9 +200,8 @@ class RemoteSource:
 
         base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self.url = base if base.endswith("/v1") else f"{base}/v1"
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         # No limit on reading: a token may take as long as the server's queue makes it.
-        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(30, read=None))
+        self._client = httpx.Client(headers=bearer(api_key), timeout=httpx.Timeout(30, read=None))
         self.model = model or self._first_model()
 
     def _first_model(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokentrail.cli.help import Command
-from tokentrail.cli.options import takes_options
+from tokentrail.cli.options import bearer, takes_options
 from tokentrail.cli.units import Lengths, parse_lengths, read_flag
 from tokentrail.protocol.errors import TokentrailError
 
@@ -350,7 +350,7 @@ def serve(load: LoadOptions) -> None:
     from tokentrail.cli.bench.report import progress_bar, write_json
 
     load.check()
-    headers = {"authorization": f"Bearer {load.api_key}"} if load.api_key else {}
+    headers = bearer(load.api_key)
     try:
         endpoint = Endpoint.parse(load.url, headers)
     except ValueError as error:
