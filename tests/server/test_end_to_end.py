@@ -265,8 +265,8 @@ async def test_64_clients_a_third_hanging_up_and_too_few_blocks(server: RealServ
     rng = random.Random(64)
     cases = []
     for number in range(64):
-        # One block at first, three or four at the end: twice what there is, for those that run at once.
-        body = random_body(server.model, rng, 8, (32, 52))
+        # One block at first, two or three at the end: more than there is for those that run at once.
+        body = random_body(server.model, rng, 8, (18, 36))
         body["extra_body"]["priority"] = rng.choice([0, 0, -1])
         hangs_up = number % 3 == 2
         cases.append(Case(body, hang_up_after=rng.randint(1, 5) if hangs_up else None))
