@@ -7,11 +7,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from engine_fakes import EOS, VOCAB, Expected, FakeRunner, expect, request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.sequence import Status
@@ -413,6 +415,26 @@ def test_each_way_to_end() -> None:
     assert harness.answers["eos"].tokens == [EOS]
     assert len(harness.answers["not yet"].tokens) == 5
     assert harness.answers["not yet"].tokens[-1] == EOS
+
+
+def test_logits_that_are_no_numbers_end_their_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    items = [request("good", [3, 4], max_tokens=8, ignore_eos=True), request("bad", [5, 6], max_tokens=8)]
+    execute = harness.runner.execute
+
+    def damaged(batch: Batch) -> SampledRows:
+        result = execute(batch)
+        result.logprobs[np.isin(batch.tokens[batch.logit_rows], [6])] = np.nan
+        return result
+
+    monkeypatch.setattr(harness.runner, "execute", damaged)
+    for item in items:
+        harness.add(item)
+    harness.run()
+    assert harness.answers["good"].tokens == harness.expect(items[0]).tokens
+    assert harness.answers["bad"].tokens == []
+    assert harness.finishes["bad"].reason is FinishReason.ERROR
+    assert "not finite" in (harness.finishes["bad"].error or "")
 
 
 def test_a_deadline_ends_a_sequence_even_while_it_waits() -> None:

@@ -243,7 +243,7 @@ async def test_the_engine_leaves_signals_to_its_parent() -> None:
 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM])
-def test_the_engine_ends_with_its_parent(way: signal.Signals) -> None:
+def test_the_engine_ends_with_its_parent(way: signal.Signals, tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import asyncio
@@ -256,7 +256,12 @@ def test_the_engine_ends_with_its_parent(way: signal.Signals) -> None:
         asyncio.run(main())
         """
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert not gone(child)
@@ -266,6 +271,7 @@ def test_the_engine_ends_with_its_parent(way: signal.Signals) -> None:
         while not gone(child):
             assert time.monotonic() < end, "the engine process outlives its parent"
             time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- deaths ------------------------------------------------------------------------------------------------

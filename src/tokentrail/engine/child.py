@@ -131,6 +131,9 @@ class EngineChild:
             exiting.cancel()
         if isinstance(message, Ready):
             self._ready = True
+            # The two are connected, and nobody else is to connect: without the folder there is nothing to
+            # leave behind, however the processes end.
+            shutil.rmtree(self._folder, ignore_errors=True)
             return message
         if isinstance(message, StartupFailed):
             raise _STARTUP_ERRORS.get(message.kind, EngineDead)(message.message)

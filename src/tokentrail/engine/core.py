@@ -28,6 +28,11 @@ from tokentrail.protocol import (
     TokenAlternatives,
 )
 
+_NOT_FINITE = (
+    "The model's logits are not finite numbers (NaN or infinity): its file is damaged, or its values are too "
+    "large for how it is computed. Download the model again, or use another one."
+)
+
 
 class EngineCore:
     """Continuous batching over one `Runner`. Not thread-safe; `step` blocks while the runner computes."""
@@ -219,12 +224,17 @@ class EngineCore:
             )
             if sequence.num_computed != sequence.num_tokens:
                 continue
-            token = tokens[row]
+            token, logprob = tokens[row], logprobs[row]
+            if logprob != logprob:  # NaN: there was a NaN or infinity among the logits
+                row += 1
+                self.abort([sequence.id])
+                deltas.append(_last_delta(sequence, FinishReason.ERROR, _NOT_FINITE))
+                continue
             sequence.append(token)
             delta = Delta(
                 sequence.id,
                 [token],
-                [logprobs[row]],
+                [logprob],
                 [_alternatives(sampled, row)] if sequence.num_top else None,
             )
             row += 1
