@@ -50,12 +50,13 @@ struct Matrix {
   TT_INLINE size_t panel_bytes() const { return (size_t)(k / GROUP) * group_bytes(layout); }
 };
 
-// Activations of T rows. `f` [T, dim] single; for integer weights also int8 values with, per group of 32, a `scale`, the
-// `sum` of the int8 values and `dsum`, the sum of the values they stand for: x ~ scale * q with q = round(x * 127 / max|x|).
+// Activations of T rows. `f` [T, dim] single; for integer weights also int8 values q = round(x / step) in groups of 32
+// with step = max|x| / 127, their `sum`, and `dsum`, the sum of the values they stand for.
 //
-// A few groups hold outliers and so have a coarse scale; they would make most of a row's rounding error. Groups whose
-// scale^2 is above OUTLIER times the row's mean are `fine`: their remainders are kept too, x ~ scale * (q + rest / 256). In
-// other groups `rest` is zero, so that a kernel may add it for a whole tile of rows or for none: no bit changes.
+// A few groups hold outliers and so have a coarse step; they would make most of a row's rounding error. Groups whose
+// step^2 is above OUTLIER times the row's mean are `fine`: their remainders are kept too, x ~ step * (q + rest / 256). In
+// other groups `rest` is zero, so that a kernel may add it for a whole tile of rows: no bit changes. `scale` is what an
+// integer sum counts for: step, or step / 256 in fine groups.
 struct Activation {
   int64_t dim = 0;
   float* f = nullptr;
@@ -67,7 +68,7 @@ struct Activation {
   int32_t* rest_sum = nullptr;
   uint8_t* fine = nullptr;
 };
-constexpr float OUTLIER = 1.0f;
+constexpr float OUTLIER = 0.5f;
 
 enum class KvType : int32_t { BF16, F32 };
 

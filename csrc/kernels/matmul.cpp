@@ -37,16 +37,15 @@ inline void finish(VF acc, int64_t row, int64_t panel, int64_t n, const float* b
 }
 
 // dot[r][p] += one group of MR rows of int8 values times NP panels.
-template <Layout L, int MR, int NP>
+template <Layout L, int MR, int NP, size_t AHEAD = 0>
 inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
-  constexpr size_t AHEAD = 2048;  // bytes: one row at a time is bound by memory, and its streams are many
   if constexpr (Traits<L>::nibbles) {
     const VI low = set1i(0x0F0F0F0F);
     for (int j = 0; j < 4; ++j) {
       VI lo[NP], hi[NP];
       for (int p = 0; p < NP; ++p) {
         const VI b = loadi(w + p * stride + 64 * j);
-        if (MR == 1) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
+        if (AHEAD) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
         lo[p] = b & low;
         hi[p] = shr<4>(b) & low;
       }
@@ -61,7 +60,7 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
       VI b[NP];
       for (int p = 0; p < NP; ++p) {
         b[p] = loadi(w + p * stride + 64 * j);
-        if (MR == 1) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
+        if (AHEAD) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
       }
       for (int r = 0; r < MR; ++r) {
         const VI a = broadcast4(q + r * row_stride + 4 * j);
@@ -91,24 +90,31 @@ inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int6
     VI dot[MR][NP];
     for (int r = 0; r < MR; ++r)
       for (int p = 0; p < NP; ++p) dot[r][p] = T::zero ? set1i(-T::zero * sum[r * groups + g]) : set1i(0);
-    dot_group<L, MR, NP>(wg, stride, q + g * GROUP, w.k, dot);
-    uint8_t any = 0;
-    for (int r = 0; r < MR; ++r) any |= fine[r * groups + g];
-    // With remainders all sums are taken in 1/256; for rows that have none that is the same number exactly.
-    float unit = 1.0f;
-    if (any) {
+    // One row at a time is bound by memory, and its streams are many: fetch ahead.
+    dot_group<L, MR, NP, MR == 1 ? 2048 : 0>(wg, stride, q + g * GROUP, w.k, dot);
+    // Rows with remainders take their sums in 1/256 of the step (`scale` says so too).
+    int fine_rows = 0;
+    for (int r = 0; r < MR; ++r) fine_rows += fine[r * groups + g];
+    if (fine_rows) {
+#pragma GCC unroll 6
       for (int r = 0; r < MR; ++r)
-        for (int p = 0; p < NP; ++p) {
-          dot[r][p] = shl<8>(dot[r][p]);
-          if (T::zero) dot[r][p] = dot[r][p] - set1i(T::zero * rest_sum[r * groups + g]);
-        }
-      dot_group<L, MR, NP>(wg, stride, rest + g * GROUP, w.k, dot);
-      unit = 0x1.0p-8f;
+        if (fine[r * groups + g])
+          for (int p = 0; p < NP; ++p) {
+            dot[r][p] = shl<8>(dot[r][p]);
+            if (T::zero) dot[r][p] = dot[r][p] - set1i(T::zero * rest_sum[r * groups + g]);
+          }
+      if (2 * fine_rows > MR) {
+        dot_group<L, MR, NP>(wg, stride, rest + g * GROUP, w.k, dot);
+      } else {
+#pragma GCC unroll 6
+        for (int r = 0; r < MR; ++r)
+          if (fine[r * groups + g]) dot_group<L, 1, NP>(wg, stride, rest + r * w.k + g * GROUP, w.k, *reinterpret_cast<VI(*)[1][NP]>(&dot[r]));
+      }
     }
     const uint8_t* tail = wg + (T::nibbles ? 256 : 512);
     for (int p = 0; p < NP; ++p) {
       const VF d = load_f16((const uint16_t*)(tail + p * stride));
-      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(scale[r * groups + g] * unit), acc[r][p]);
+      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(scale[r * groups + g]), acc[r][p]);
       if constexpr (T::min) {
         const VF m = load_f16((const uint16_t*)(tail + p * stride + 32));
         for (int r = 0; r < MR; ++r) acc[r][p] = fma(m, set1(dsum[r * groups + g]), acc[r][p]);
@@ -302,6 +308,7 @@ void quantize(const Activation& x, int64_t row) {
     }
     store_i8(x.rest + at, ra);
     store_i8(x.rest + at + 16, rb);
+    scale[g] = fine ? d * 0x1.0p-8f : d;
     x.fine[first + g] = fine;
     x.sum[first + g] = sum;
     x.rest_sum[first + g] = rest_sum;

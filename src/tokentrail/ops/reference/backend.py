@@ -23,7 +23,7 @@ Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
 
 GROUP = 32
 SEGMENT = 256
-OUTLIER = 1.0
+OUTLIER = 0.5
 
 
 @dataclass(frozen=True)
