@@ -56,11 +56,9 @@ class ScriptedServer:
         if self._ready:
             self.open()
         self.web = _web_server(self.state)
-        watching = asyncio.ensure_future(self.state.watch_stalled())
         serving = asyncio.ensure_future(self.web.serve(sockets=[listener]))
         self._started.set()
         await serving
-        watching.cancel()
 
     def open(self) -> None:
         self.state.backend = LocalBackend(

@@ -13,6 +13,7 @@ import pytest
 from scripted_engine import engine_info
 
 from conftest import MODEL, TEXT, MakeServer, ScriptedServer
+from tokentrail.server.connection import Connection
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -171,6 +172,58 @@ def test_a_client_that_does_not_read_is_not_buffered_for_and_is_ended(make_serve
     connection.close()
     # Others are served.
     assert server.complete(max_tokens=3).status_code == 200
+
+
+def test_connections_that_only_wait_are_ended(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "request_timeout", 1.0)
+    tokens = [500] * 20_000
+    info = engine_info(max_model_len=100_000)
+    server = make_server(engine={"script": lambda request: tokens, "info": info}, send_timeout=1.0)
+    host, port = server.url.removeprefix("http://").split(":")
+    silent, trickling, after = (socket.create_connection((host, int(port))) for _ in range(3))
+    # One that is answered, and then begins a request that it never completes.
+    after.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\n")
+    # Two that never read: a response made at once, and the last words of a stream.
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 20_000, "logprobs": 5}
+    unread = [connect(server, "/v1/completions", {**body, "stream": stream}) for stream in (False, True)]
+
+    def refused() -> bool:
+        try:
+            trickling.sendall(b"a")
+        except ConnectionError:
+            return True
+        return False
+
+    wait_for(refused)
+    assert silent.recv(1) == b""
+    assert after.recv(10_000).startswith(b"HTTP/1.1 200")
+    wait_for(lambda: not server.web.server_state.connections, 20)
+    assert not server.state.active
+    for connection in (silent, trickling, after, *unread):
+        connection.close()
+
+
+def test_a_request_may_take_longer_than_its_headers(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "request_timeout", 0.5)
+    server = make_server(engine={"first_delay": 1.2})
+    assert server.complete().status_code == 200
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        received = b""
+        for number, sent in enumerate(
+            [request, request, request, request * 3], 1
+        ):  # each wait is one of its own
+            connection.sendall(sent)
+            while received.count(b'{"status":"ok"}') < number:
+                received += connection.recv(10_000)
+            time.sleep(0.3)
+        while received.count(b'{"status":"ok"}') < 6:  # the last were pipelined
+            received += connection.recv(10_000)
 
 
 def test_slow_readers_get_everything(make_server: MakeServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -225,7 +226,7 @@ class EngineCore:
             if sequence.num_computed != sequence.num_tokens:
                 continue
             token, logprob = tokens[row], logprobs[row]
-            if logprob != logprob:  # NaN: there was a NaN or infinity among the logits
+            if math.isnan(logprob):  # NaN: there was a NaN or infinity among the logits
                 row += 1
                 self.abort([sequence.id])
                 deltas.append(_last_delta(sequence, FinishReason.ERROR, _NOT_FINITE))

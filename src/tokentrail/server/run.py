@@ -106,7 +106,7 @@ class Server:
             web = _web_server(state)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
             told = asyncio.ensure_future(self._told_to_end.wait())
-            background += [serving, told, asyncio.ensure_future(state.watch_stalled())]
+            background += [serving, told]
             await asyncio.gather(starting, parts)
             self._open(state, parts.result())
             await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,10 +185,10 @@ def _load_text(config: ServerConfig) -> TextParts:
 def _import_web(config: ServerConfig) -> ServerState:
     import h11  # noqa: F401
     import uvicorn
-    import uvicorn.lifespan.off
-    import uvicorn.protocols.http.h11_impl  # noqa: F401
+    import uvicorn.lifespan.off  # noqa: F401
 
-    import tokentrail.server.app  # noqa: F401
+    import tokentrail.server.app
+    import tokentrail.server.connection  # noqa: F401
     from tokentrail.journey import JourneyStore
     from tokentrail.observability import Metrics
     from tokentrail.server.state import ServerState
@@ -201,6 +201,7 @@ def _web_server(state: ServerState) -> uvicorn.Server:
     import uvicorn
 
     from tokentrail.server.app import create_app
+    from tokentrail.server.connection import connection_class
 
     class WebServer(uvicorn.Server):
         """Leaves signals to us."""
@@ -209,11 +210,11 @@ def _web_server(state: ServerState) -> uvicorn.Server:
         def capture_signals(self):  # type: ignore[no-untyped-def]
             yield
 
-    web = WebServer(
+    return WebServer(
         uvicorn.Config(
             create_app(state),
             # h11 bounds the size of headers; the faster parser takes any number of megabytes.
-            http="h11",
+            http=connection_class(send_timeout=state.config.send_timeout),
             h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             ws="none",
             lifespan="off",
@@ -226,14 +227,6 @@ def _web_server(state: ServerState) -> uvicorn.Server:
             timeout_graceful_shutdown=2,
         )
     )
-
-    def hang_up(client: object) -> None:
-        for connection in list(web.server_state.connections):
-            if getattr(connection, "client", None) == client:
-                connection.transport.abort()
-
-    state.hang_up = hang_up
-    return web
 
 
 def _banner(server: Server, name: str) -> str:

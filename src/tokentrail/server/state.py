@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -31,10 +29,6 @@ class ClientGone(HTTPError):
         super().__init__(499, message, type="server_error", code="client_gone")
 
 
-class ClientStalled(ClientGone):
-    """The client left what was sent to it unread for too long."""
-
-
 class ServerState:
     """Everything a route needs. `backend` is None until the model is loaded."""
 
@@ -44,8 +38,6 @@ class ServerState:
         self.metrics = metrics
         self.backend: Backend | None = None
         self.draining = False
-        self.hang_up: Callable[[object], None] = lambda client: None
-        """Drop the connection of a client, given by its address as in the request's scope."""
         self.active: set[Guard] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,18 +86,6 @@ class ServerState:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), 2.0)
 
-    async def watch_stalled(self) -> None:
-        """End requests whose client reads nothing. Runs for the server's life."""
-        limit = self.config.send_timeout
-        while True:
-            await asyncio.sleep(min(1.0, limit / 4))
-            oldest = time.monotonic() - limit
-            for guard in list(self.active):
-                if guard.sending_since is not None and guard.sending_since < oldest:
-                    log.warning("%s: the client has read nothing for %g s; ended", guard.name, limit)
-                    guard.end(ClientStalled())
-                    self.hang_up(guard.client)
-
 
 class Guard:
     """While a request runs: ends it when its client hangs up, or when somebody calls `end`.
@@ -113,12 +93,8 @@ class Guard:
     The task in `async with` is cancelled then, and the reason is raised where the block ends.
     """
 
-    def __init__(self, state: ServerState, request: Request, name: str) -> None:
-        self.name = name
-        self.sending_since: float | None = None
-        """`time.monotonic()` at which a write to the client began; None between writes."""
+    def __init__(self, state: ServerState, request: Request) -> None:
         self._state = state
-        self.client: object = request.scope.get("client")
         self._receive = request.receive
         self._reason: Exception | None = None
         self._task: asyncio.Task[object] | None = None

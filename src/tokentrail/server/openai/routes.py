@@ -141,15 +141,14 @@ class _Generation(Response):
         started = time.perf_counter()
         problem: Exception | None = None
         try:
-            async with Guard(self._state, self._request, self._id) as guard:
+            async with Guard(self._state, self._request):
                 answer = self._answer = await self._open()
                 try:
                     if self._body.stream:
-                        await self._send_stream(answer, guard, send)
+                        await self._send_stream(answer, send)
                     else:
                         body = msgspec.json.encode(self._dialect.whole(answer, await collect(answer)))
                         response = Response(body, headers=self._id_header, media_type="application/json")
-                        guard.sending_since = time.monotonic()
                         self._responding = True
                         await response(scope, receive, send)
                 finally:
@@ -194,7 +193,7 @@ class _Generation(Response):
             )
         )
 
-    async def _send_stream(self, answer: Answer, guard: Guard, send: Send) -> None:
+    async def _send_stream(self, answer: Answer, send: Send) -> None:
         stream = self._dialect.stream(answer)
         chunks = aiter(answer)
         # Refusals come before the first chunk, and soon: waiting a moment for it gives them their status.
@@ -221,9 +220,8 @@ class _Generation(Response):
             for chunk in batch:
                 data += stream.chunk(chunk)
             if data:
-                began = guard.sending_since = time.monotonic()
+                began = time.monotonic()
                 await send(_body(data))
-                guard.sending_since = None
                 answer.sent(time.monotonic() - began)
                 data = b""
             batch = await anext(chunks, None)
