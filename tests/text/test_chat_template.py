@@ -252,6 +252,9 @@ DOUBLE = "{% set ns = namespace(x=START) %}{% for i in range(100) %}{% set ns.x 
         "{% for i in range(100000) %}" + "a" * 1000 + "{% endfor %}",
         "{% set big = 'a' * 1000000 %}{% for i in range(100000) %}{{ big }}{% endfor %}",
         "{{ range(10 ** 9) }}",
+        "{{ (range(100000) | list * 100) | sort | length }}",
+        "{{ ('ba' * 5000000) | sort | length }}",
+        "{{ ([{'a': 1}] * 1000000) | groupby('a') | length }}",
     ],
     ids=lambda source: source[-60:],
 )
@@ -259,6 +262,15 @@ def test_templates_that_ask_for_too_much(source: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
     message = refusal(source)
     assert "asks for too much" in message or "Range too big" in message
+
+
+def test_sorting_works() -> None:
+    source = (
+        "{{ messages | sort(attribute='role', reverse=true) | map(attribute='role') | join(' ') }}"
+        "{% for role, group in messages | groupby('role') %} {{ role }}={{ group | length }}{% endfor %}"
+    )
+    messages = [{"role": role, "content": ""} for role in ("user", "assistant", "user")]
+    assert ChatTemplate(source).render(messages) == "user user assistant assistant=1 user=2"
 
 
 def test_large_but_reasonable_prompts_pass(demo_checkpoint: Checkpoint) -> None:
