@@ -292,7 +292,9 @@ void quantize(const Activation& x, int64_t row) {
     const int64_t at = row * x.dim + g * GROUP;
     const float d = scale[g];
     const VF inverse = set1(d > 0.0f ? 1.0f / d : 0.0f);
-    const VF a = load(x.f + at) * inverse, b = load(x.f + at + 16) * inverse;
+    // Numbers are within ±127 here; what is not a number becomes one.
+    const VF low = set1(-127.0f), high = set1(127.0f);
+    const VF a = min(max(load(x.f + at) * inverse, low), high), b = min(max(load(x.f + at + 16) * inverse, low), high);
     const VI qa = round_to_int(a), qb = round_to_int(b);
     store_i8(x.q + at, qa);
     store_i8(x.q + at + 16, qb);

@@ -9,6 +9,7 @@ namespace tt::TT_ISA {
 
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));
+typedef uint32_t U16x __attribute__((vector_size(64)));  // sums that may wrap
 
 struct VF { F16x v; };
 struct VI { I16x v; };
@@ -28,8 +29,8 @@ inline VF min(const VF& a, const VF& b) { return {a.v < b.v ? a.v : b.v}; }
 inline VI loadi(const void* p) { VI r; std::memcpy(&r, p, 64); return r; }
 inline void storei(void* p, const VI& a) { std::memcpy(p, &a, 64); }
 inline VI set1i(int32_t x) { return {I16x{} + x}; }
-inline VI operator+(const VI& a, const VI& b) { return {a.v + b.v}; }
-inline VI operator-(const VI& a, const VI& b) { return {a.v - b.v}; }
+inline VI operator+(const VI& a, const VI& b) { return {(I16x)((U16x)a.v + (U16x)b.v)}; }
+inline VI operator-(const VI& a, const VI& b) { return {(I16x)((U16x)a.v - (U16x)b.v)}; }
 inline VI operator&(const VI& a, const VI& b) { return {a.v & b.v}; }
 inline VI operator|(const VI& a, const VI& b) { return {a.v | b.v}; }
 template <int N> inline VI shl(const VI& a) { return {a.v << N}; }

@@ -51,8 +51,19 @@ class Shape:
         return Harness(record, vocab=tokens, kv=layout, limits=Limits(1024, 64, 1024))
 
 
-def check(shape: Shape, steps: list[Step], seed: int, *, blocks: int, tokens: int, threads: int = 1) -> None:
-    """Run the steps one after another on one cache, on each instruction set and on the reference."""
+def check(
+    shape: Shape,
+    steps: list[Step],
+    seed: int,
+    *,
+    blocks: int,
+    tokens: int,
+    threads: int = 1,
+    few: bool = False,
+) -> None:
+    """Run the steps one after another on one cache, on each instruction set and on the reference. `few`: with so few
+    values that one weight rounded otherwise may show in their mean.
+    """
     harness = shape.harness(tokens, seed, blocks=blocks)
     oracle = harness.compile(reference())
     expected = [oracle.forward(*step.arrays()).astype(np.float64) for step in steps]
@@ -64,7 +75,7 @@ def check(shape: Shape, steps: list[Step], seed: int, *, blocks: int, tokens: in
             what = f"{isa} {shape} step {index} seed {seed}: worst {error.max():.3g}, mean {error.mean():.3g}"
             # An exp that differs in its last bit can round a weight to the next bfloat16, 2^-8 away: rarely, and for
             # one of many weights. float32 caches have no such step. Values are near 1.
-            worst, mean = (2e-2, 1e-4) if shape.dtype == "bfloat16" else (2e-5, 2e-6)
+            worst, mean = (2e-2, 5e-3 if few else 1e-4) if shape.dtype == "bfloat16" else (2e-5, 4e-6)
             assert not np.isnan(got).any(), what
             assert error.max() <= worst, what
             assert error.mean() <= mean, what
@@ -120,7 +131,7 @@ def test_prompts_in_chunks_then_decode(shape: Shape, lengths: list[int], seed: i
             done[s] += count
         if runs:
             steps.append(Step(runs))
-    check(shape, steps, seed, blocks=blocks, tokens=97, threads=int(random.integers(1, 4)))
+    check(shape, steps, seed, blocks=blocks, tokens=97, threads=int(random.integers(1, 4)), few=True)
 
 
 @pytest.mark.parametrize("window", [0, 300])
@@ -150,7 +161,7 @@ def test_borders_of_tiles_and_segments(dtype: str, length: int) -> None:
     tables, blocks = sequences_in_blocks(random, [length + 1], 16)
     ids = random.integers(0, 97, length + 1).tolist()
     steps = [Step([Run(ids[:length], 0, tables[0])]), Step([Run([ids[length]], length, tables[0])])]
-    check(shape, steps, length, blocks=blocks, tokens=97)
+    check(shape, steps, length, blocks=blocks, tokens=97, few=True)
 
 
 @pytest.mark.parametrize("dtype", CACHE_TYPES)
