@@ -14,8 +14,8 @@ from tokentrail.ops.program import Linear
 class Weights:
     """Weights under a name prefix.
 
-    `matrix_of`, `vector_of` and `bias_of` map a full canonical name to a backend matrix, a float32 vector, and a float32
-    vector or None where the checkpoint has none. The first two raise for a name that the checkpoint lacks.
+    `matrix_of`, `vector_of` and `bias_of` map a full canonical name to a backend matrix, a float32 vector, and a
+    float32 vector or None where the checkpoint has none. The first two raise for a name that the checkpoint lacks.
     """
 
     def __init__(
