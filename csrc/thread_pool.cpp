@@ -2,6 +2,14 @@
 
 #include <stdexcept>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#endif
+
 namespace tt {
 
 namespace {
@@ -15,10 +23,38 @@ inline void pause() {
 }
 
 constexpr int MAX_THREADS = 1024;
-constexpr int SPINS_BEFORE_YIELD = 4000;
-constexpr int YIELDS_BEFORE_SLEEP = 20;  // between steps only: a barrier never sleeps
+// About 40 microseconds: longer than tasks mostly differ, shorter than it takes to get a core back.
+constexpr int SPINS = 2000;
 
 }  // namespace
+
+// Sleep while `word` holds `seen`. Waiting never yields: that would hand the core to any other process for a whole time
+// slice, while a sleeper is scheduled at once when it is woken, and leaves its core to a thread that has none.
+void ThreadPool::Gate::wait(uint32_t seen) {
+  for (int i = 0; i < SPINS; ++i) {
+    if (word.load(std::memory_order_acquire) != seen) return;
+    pause();
+  }
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  while (word.load(std::memory_order_seq_cst) == seen) {
+#if defined(__linux__)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+    word.wait(seen, std::memory_order_seq_cst);
+#endif
+  }
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void ThreadPool::Gate::open() {
+  word.fetch_add(1, std::memory_order_seq_cst);
+  if (!sleepers.load(std::memory_order_seq_cst)) return;
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+#else
+  word.notify_all();
+#endif
+}
 
 ThreadPool::ThreadPool(int threads) : size_(threads) {
   if (threads < 1 || threads > MAX_THREADS) throw std::invalid_argument("there can be from 1 to 1024 threads");
@@ -34,51 +70,36 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
   stop_ = true;
-  step_.fetch_add(1, std::memory_order_release);
-  step_.notify_all();
+  start_.open();
   for (auto& w : workers_) w.join();
 }
 
 void ThreadPool::run(const std::function<void(int)>& body) {
   if (size_ == 1) return body(0);
   body_ = &body;
-  busy_.store(size_ - 1, std::memory_order_relaxed);
-  step_.fetch_add(1, std::memory_order_release);
-  step_.notify_all();
+  start_.open();
   body(0);
-  for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < SPINS_BEFORE_YIELD) pause();
-    else std::this_thread::yield();
-  }
+  barrier();  // all have returned
 }
 
 void ThreadPool::barrier() {
   if (size_ == 1) return;
-  const uint32_t phase = phase_.load(std::memory_order_relaxed);
+  const uint32_t phase = phase_.word.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == (uint32_t)size_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    phase_.open();
     return;
   }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < SPINS_BEFORE_YIELD) pause();
-    else std::this_thread::yield();
-  }
+  phase_.wait(phase);
 }
 
 void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    for (int spins = 0; step_.load(std::memory_order_acquire) == seen; ++spins) {
-      if (spins < SPINS_BEFORE_YIELD) pause();
-      else if (spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP) std::this_thread::yield();
-      else step_.wait(seen, std::memory_order_acquire);
-    }
-    // Only one step can have started: run() returns after every worker has left the one before.
-    seen = step_.load(std::memory_order_acquire);
+  for (uint32_t seen = 0;; ++seen) {
+    // Only one step can have started: run() returns after every worker has come to the end of the one before.
+    start_.wait(seen);
     if (stop_) return;
     (*body_)(thread);
-    busy_.fetch_sub(1, std::memory_order_release);
+    barrier();
   }
 }
 

@@ -1,7 +1,7 @@
 // A fixed set of threads that run one function together, step after step.
 //
-// Workers spin for a moment after a step, since the next one mostly follows at once, and then sleep. Within a step they
-// meet at barriers; a thread that waits long there yields its core, so that a busy machine still makes progress.
+// Within a step they meet at barriers. Whoever waits, at a barrier or for the next step, spins for a moment, since that is
+// mostly enough, and then sleeps, so that a busy machine still makes progress.
 #pragma once
 
 #include <atomic>
@@ -26,16 +26,23 @@ class ThreadPool {
   void barrier();
 
  private:
+  // A counter that threads wait for, spinning first and then asleep.
+  struct alignas(64) Gate {
+    std::atomic<uint32_t> word{0};
+    std::atomic<int32_t> sleepers{0};
+    void wait(uint32_t seen);  // until `word` is no longer `seen`
+    void open();               // count up, wake all
+  };
+
   void work(int thread);
   void stop();
 
   const int size_;
   std::vector<std::thread> workers_;
   const std::function<void(int)>* body_ = nullptr;
-  alignas(64) std::atomic<uint32_t> step_{0};      // bumped to start a step
-  alignas(64) std::atomic<int32_t> busy_{0};       // workers still in the step
-  alignas(64) std::atomic<uint32_t> arrived_{0};   // threads at the barrier
-  alignas(64) std::atomic<uint32_t> phase_{0};     // bumped when all have arrived
+  Gate start_;                                    // counts steps
+  Gate phase_;                                    // counts barriers
+  alignas(64) std::atomic<uint32_t> arrived_{0};  // threads at the barrier
   bool stop_ = false;
 };
 
