@@ -292,7 +292,7 @@ void quantize(const Activation& x, int64_t row) {
     const int64_t at = row * x.dim + g * GROUP;
     const float d = scale[g];
     const VF inverse = set1(d > 0.0f ? 1.0f / d : 0.0f);
-    // Numbers are within ±127 here; what is not a number becomes one.
+    // Numbers are within ±127 here; what is not a number becomes one, lest the sums overflow.
     const VF low = set1(-127.0f), high = set1(127.0f);
     const VF a = min(max(load(x.f + at) * inverse, low), high), b = min(max(load(x.f + at + 16) * inverse, low), high);
     const VI qa = round_to_int(a), qb = round_to_int(b);
@@ -310,11 +310,14 @@ void quantize(const Activation& x, int64_t row) {
     }
     store_i8(x.rest + at, ra);
     store_i8(x.rest + at + 16, rb);
-    scale[g] = fine ? d * 0x1.0p-8f : d;
+    // A group that holds an infinity or a NaN makes its whole row NaN, to be seen: x - x is zero for numbers only.
+    const VF raw = load(x.f + at), raw_high = load(x.f + at + 16);
+    const float poison = hsum((raw - raw) + (raw_high - raw_high));
+    scale[g] = (fine ? d * 0x1.0p-8f : d) + poison;
     x.fine[first + g] = fine;
     x.sum[first + g] = sum;
     x.rest_sum[first + g] = rest_sum;
-    x.dsum[first + g] = d * ((float)(256 * sum + rest_sum) * 0x1.0p-8f);
+    x.dsum[first + g] = d * ((float)(256 * sum + rest_sum) * 0x1.0p-8f) + poison;
   }
 }
 

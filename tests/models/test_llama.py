@@ -157,6 +157,15 @@ def test_a_missing_tensor_is_named(name: str) -> None:
         load_model(replace(checkpoint, tensors=fewer), NativeBackend(1))
 
 
+@pytest.mark.parametrize("name", ["norm", "layers.1.mlp_norm"])
+def test_a_norm_that_is_no_number_is_refused(name: str) -> None:
+    checkpoint = random_checkpoint()
+    broken = np.full(checkpoint.tensors[name].shape, np.nan, np.float32).view(np.uint8)
+    tensors = {**checkpoint.tensors, name: replace(checkpoint.tensors[name], data=broken)}
+    with pytest.raises(ModelFileError, match=rf"random\.gguf: .*'{name}' holds values that are not numbers"):
+        load_model(replace(checkpoint, tensors=tensors), NativeBackend(1))
+
+
 def test_an_unknown_architecture_is_named() -> None:
     checkpoint = random_checkpoint()
     other = replace(checkpoint, config=replace(checkpoint.config, architecture="mamba"))

@@ -139,6 +139,21 @@ def test_extreme_activations(format: str) -> None:
         check(format, n=33, k=k, rows=10, seed=11, bias=False, residual=False, x=x)
 
 
+@pytest.mark.parametrize("format", INTEGER_FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_a_number_stays_visible_in_its_own_row(format: str, bad: float) -> None:
+    random = np.random.default_rng(13)
+    w, x = (random.standard_normal((n, 64)).astype(np.float32) for n in (20, 8))
+    x[3, 40] = bad
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        return ops.linear(feed(backend, ops, x), Linear(matrix(backend, w, format)))
+
+    for isa in ISAS:
+        got = forward(Harness(record, vocab=8).compile(native(isa)), rows_step(8))
+        assert np.isnan(got).all(axis=1).tolist() == [row == 3 for row in range(8)], isa
+
+
 def test_outliers_keep_their_remainders() -> None:
     """Rounding to plain int8 groups would be at least twice as wrong on rows with outliers as what kernels do."""
     random = np.random.default_rng(5)

@@ -108,6 +108,10 @@ class _Source:
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)
         vector = _floats(tensor)
+        if not np.isfinite(vector).all():
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {name!r} holds values that are not numbers; download the file again"
+            )
         self._count(tensor, vector.nbytes)
         return vector
 
