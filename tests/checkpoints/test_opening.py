@@ -180,6 +180,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("llama.rope.dimension_count", 15),
     ("llama.rope.dimension_count", 18),
     ("llama.rope.freq_base", 0.0),
+    ("llama.rope.freq_base", 1.0),
     ("llama.rope.freq_base", math.nan),
     ("llama.rope.scaling.factor", -1.0),
     ("llama.rope.scaling.type", 3),
@@ -205,6 +206,10 @@ def test_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
         ({"metadata": {"split.count": 3}}, "one of 3 parts"),
         ({"metadata": {"llama.expert_count": 8}}, "mixture of 8 experts"),
         ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        (
+            {"metadata": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 0.0}},
+            "'llama.rope.scaling.yarn_beta_fast'",
+        ),
         ({"metadata": {"llama.attention.key_length": 15}}, "15 dimensions"),
         ({"metadata": {"llama.block_count": 2}}, "the tensor for 'layers.1."),
         ({"metadata": {"llama.block_count": 4000}}, "holds only"),

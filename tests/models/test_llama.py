@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from llama_cases import CASES, Case, in_gguf_order, with_rope_factors
 
-from random_models import F32, random_checkpoint, small_config
+from random_models import F32, checkpoint_of, random_checkpoint, random_weights, small_config
 from tokentrail.checkpoints import Checkpoint, RopeConfig, dequantize
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Backend, KvLayout, Limits
@@ -164,6 +164,14 @@ def test_a_norm_that_is_no_number_is_refused(name: str) -> None:
     tensors = {**checkpoint.tensors, name: replace(checkpoint.tensors[name], data=broken)}
     with pytest.raises(ModelFileError, match=rf"random\.gguf: .*'{name}' holds values that are not numbers"):
         load_model(replace(checkpoint, tensors=tensors), NativeBackend(1))
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, np.nan, np.inf])
+def test_damaged_rope_factors_are_named(factor: float) -> None:
+    weights = random_weights(small_config())
+    weights["rope_freqs"] = np.array([1, 1, 1, 1, 1, 1, 1, factor], np.float32)
+    with pytest.raises(ModelFileError, match=r"random\.gguf: the rotary factors \(rope_freqs\)"):
+        load_model(checkpoint_of(small_config(), weights), NativeBackend(1))
 
 
 def test_an_unknown_architecture_is_named() -> None:

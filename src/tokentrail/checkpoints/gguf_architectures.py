@@ -129,7 +129,7 @@ def _rope(
     dim = metadata.integer(prefix + "rope.dimension_count", low=2, high=head_dim, default=head_dim)
     if dim % 2:
         metadata.fail(prefix + "rope.dimension_count", "an even number")
-    theta = metadata.number(prefix + "rope.freq_base", low=1, high=1e12, default=10000.0)
+    theta = metadata.number(prefix + "rope.freq_base", low=1, high=1e12, open_low=True, default=10000.0)
     # `rope.scale_linear` is what files from before `rope.scaling.*` call it. A factor of 0 means none.
     factor = metadata.number(prefix + "rope.scale_linear", low=0, high=1e6, default=0.0)
     factor = metadata.number(prefix + "rope.scaling.factor", low=0, high=1e6, default=factor) or 1.0
@@ -162,8 +162,12 @@ def _rope(
             prefix + "rope.scaling.original_context_length", low=1, high=1 << 28, default=context
         ),
         attention_factor=own * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0),
-        beta_fast=metadata.number(prefix + "rope.scaling.yarn_beta_fast", low=0, high=1e6, default=32.0),
-        beta_slow=metadata.number(prefix + "rope.scaling.yarn_beta_slow", low=0, high=1e6, default=1.0),
+        beta_fast=metadata.number(
+            prefix + "rope.scaling.yarn_beta_fast", low=0, high=1e6, open_low=True, default=32.0
+        ),
+        beta_slow=metadata.number(
+            prefix + "rope.scaling.yarn_beta_slow", low=0, high=1e6, open_low=True, default=1.0
+        ),
     )
 
 

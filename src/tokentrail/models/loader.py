@@ -66,12 +66,23 @@ def load_model(
             f"{checkpoint.path}: architecture {checkpoint.config.architecture!r} is not supported; known: {known}"
         )
     source = _Source(checkpoint, backend, activation_dtype, progress)
-    factors = checkpoint.tensors.get("rope_freqs")
-    rope = rope_angles(checkpoint.config.rope, backend, None if factors is None else _floats(factors))
+    rope = rope_angles(checkpoint.config.rope, backend, _rope_factors(checkpoint))
     recorder = Recorder()
     logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector, source.bias), rope)
     parameters = sum(int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name != "rope_freqs")
     return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters)
+
+
+def _rope_factors(checkpoint: Checkpoint) -> npt.NDArray[np.float32] | None:
+    tensor = checkpoint.tensors.get("rope_freqs")
+    if tensor is None:
+        return None
+    factors = _floats(tensor)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise ModelFileError(
+            f"{checkpoint.path}: the rotary factors (rope_freqs) are not all positive numbers; the file is damaged"
+        )
+    return factors
 
 
 def _floats(tensor: Tensor) -> npt.NDArray[np.float32]:
