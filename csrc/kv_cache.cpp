@@ -25,8 +25,8 @@ KvCache::KvCache(KvType type, int64_t layers, int64_t blocks, int32_t block_size
 KvLayer KvCache::layer(int64_t l) const {
   KvLayer layer{type_, nullptr, nullptr, heads_, head_dim_, block_size_};
   const size_t bytes = (size_t)blocks_ * layer.block_bytes();
-  layer.k = memory_.data() + (size_t)l * 2 * bytes;
-  layer.v = layer.k + bytes;
+  layer.k = memory_.data() + (size_t)l * bytes;
+  layer.v = layer.k + layer.half_bytes();
   return layer;
 }
 

@@ -109,7 +109,6 @@ template <class Kv> struct Task {
   Stored* weights;          // [rows, SEGMENT]
   Stored* queries;          // [rows, head_dim]
   float* running;           // [rows, 2 + head_dim]
-  bool once;                // every key and value is read by one tile of rows only: fetch ahead
   Row rows[ATTENTION_TOKENS];
 
   const uint8_t* tile(const uint8_t* base, int64_t position) const {
@@ -144,8 +143,8 @@ template <class Kv> struct Task {
       top[r] = set1(-INF);
     }
     int t = tile0;
-    for (; t + NT <= tile1; t += NT) scored<MR, NT>(begin, t, tile1, q, limits, s, top);
-    for (; t < tile1; ++t) scored<MR, 1>(begin, t, tile1, q, limits, s, top);
+    for (; t + NT <= tile1; t += NT) scored<MR, NT>(begin, t, q, limits, s, top);
+    for (; t < tile1; ++t) scored<MR, 1>(begin, t, q, limits, s, top);
     float m[MR];
     for (int r = 0; r < MR; ++r) {
       m[r] = hmax(top[r]);
@@ -161,25 +160,12 @@ template <class Kv> struct Task {
     for (; d < hd; d += 16) weighted<MR, 1>(begin, tile0, tile1, count, w, d, out);
   }
 
-  // Blocks lie scattered, so the hardware sees each one's start too late: ask for the values of these tiles, which come
-  // right after their scores, and for the keys of the next ones.
-  void fetch(int64_t begin, int t, int count, int tile1) const {
-    for (int n = 0; n < count; ++n) {
-      const uint8_t* v = tile(kv.v, begin + (int64_t)(t + n) * TILE);
-      for (size_t i = 0; i < kv.tile_bytes(); i += 64) __builtin_prefetch(v + i);
-      if (t + n + count >= tile1) continue;
-      const uint8_t* k = tile(kv.k, begin + (int64_t)(t + n + count) * TILE);
-      for (size_t i = 0; i < kv.tile_bytes(); i += 64) __builtin_prefetch(k + i);
-    }
-  }
-
   // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
   template <int MR, int NT>
-  void scored(int64_t begin, int t, int tile1, const Stored* const* q, const Row* limits, float* const* s, VF* top) {
+  void scored(int64_t begin, int t, const Stored* const* q, const Row* limits, float* const* s, VF* top) {
     const uint8_t* tiles[NT];
     VF acc[MR][NT];
     for (int n = 0; n < NT; ++n) tiles[n] = tile(kv.k, begin + (int64_t)(t + n) * TILE);
-    if (once) fetch(begin, t, NT, tile1);
     for (int r = 0; r < MR; ++r)
       for (int n = 0; n < NT; ++n) acc[r][n] = zero();
     Kv::template scores<MR, NT>(tiles, q, kv.head_dim, acc);
@@ -254,7 +240,7 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_
   const int tokens = (int)(row1 - row0), rows = tokens * group;
   const int part = 2 + hd;
   float* f = (float*)scratch;
-  Task<Kv> task{kv, a, s.block_tables + sequence * s.table_width, kv_head, f, nullptr, nullptr, nullptr, rows <= MAX_ROWS, {}};
+  Task<Kv> task{kv, a, s.block_tables + sequence * s.table_width, kv_head, f, nullptr, nullptr, nullptr, {}};
   f += (size_t)rows * SEGMENT;
   task.running = f;
   f += (size_t)rows * part;

@@ -72,9 +72,10 @@ constexpr float OUTLIER = 0.5f;
 
 enum class KvType : int32_t { BF16, F32 };
 
-// One layer's keys and values. Block b, kv head h. Keys of 16 positions stand side by side, so that scores of 16
-// positions are one vector; values of two positions stand in pairs. bfloat16: K [head_dim/2][16][2] per tile of 16
-// positions, V [8][head_dim][2]; float32: K [head_dim][16], V [16][head_dim].
+// One layer's keys and values. A block holds, for one kv head after the other, its keys and right behind them its
+// values: one run of memory, which the hardware's prefetching follows; so `v` points half a head behind `k`. Keys of 16
+// positions stand side by side, so that scores of 16 positions are one vector; values of two positions stand in pairs.
+// bfloat16: K [head_dim/2][16][2] per tile of 16 positions, V [8][head_dim][2]; float32: K [head_dim][16], V [16][head_dim].
 struct KvLayer {
   KvType type;
   uint8_t* k;
@@ -82,7 +83,8 @@ struct KvLayer {
   int32_t heads, head_dim, block_size;
   TT_INLINE size_t element() const { return type == KvType::BF16 ? 2 : 4; }
   TT_INLINE size_t tile_bytes() const { return (size_t)TILE * head_dim * element(); }
-  TT_INLINE size_t head_bytes() const { return tile_bytes() * (block_size / TILE); }
+  TT_INLINE size_t half_bytes() const { return tile_bytes() * (block_size / TILE); }  // keys or values of a head
+  TT_INLINE size_t head_bytes() const { return 2 * half_bytes(); }
   TT_INLINE size_t block_bytes() const { return head_bytes() * heads; }
 };
 
