@@ -26,6 +26,8 @@ class Capacity:
 
     kv: KvLayout
     max_model_len: int
+    wanted_model_len: int
+    """What was asked for, or the model's own; more than `max_model_len` where the cache holds less."""
     max_logit_rows: int
 
 
@@ -87,6 +89,7 @@ def plan_capacity(
     )
     fixed = _weight_bytes(checkpoint, backend, config) + _activation_bytes(checkpoint, config, logit_rows)
     budget = int(free * config.memory_utilization) - fixed
+    wanted = longest
     one_sequence = -(-longest // config.block_size)
     all_sequences = one_sequence * config.max_num_seqs
 
@@ -99,8 +102,8 @@ def plan_capacity(
                 "Ask for less, or use a smaller or more quantized model."
             )
     else:
-        wanted = max(int(free * DEFAULT_SHARE) // block_bytes, one_sequence)
-        blocks = min(wanted, all_sequences, max(budget, 0) // block_bytes)
+        share = max(int(free * DEFAULT_SHARE) // block_bytes, one_sequence)
+        blocks = min(share, all_sequences, max(budget, 0) // block_bytes)
 
     if blocks < one_sequence:
         fits = blocks * config.block_size
@@ -110,7 +113,7 @@ def plan_capacity(
                 f"{checkpoint.path}: a context of {longest} tokens {_shortage(config, free, fixed, cache, fits)}"
             )
         longest = fits
-    return Capacity(layout(blocks), longest, logit_rows)
+    return Capacity(layout(blocks), longest, wanted, logit_rows)
 
 
 def _shortage(config: EngineConfig, free: int, fixed: int, cache: int, fits: int) -> str:

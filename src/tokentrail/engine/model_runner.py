@@ -40,6 +40,7 @@ class ModelRunner:
             architecture=checkpoint.config.architecture,
             num_parameters=model.num_parameters,
             max_model_len=plan.max_model_len,
+            wanted_model_len=plan.wanted_model_len,
             vocab_size=checkpoint.config.vocab_size,
             block_size=config.block_size,
             num_blocks=plan.kv.blocks,

@@ -138,6 +138,8 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     architecture: str
     num_parameters: int
     max_model_len: int
+    wanted_model_len: int = 0
+    """The context asked for, or the model's own: above `max_model_len` where memory allowed only that. 0: unknown."""
     vocab_size: int
     block_size: int
     num_blocks: int
