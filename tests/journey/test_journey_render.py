@@ -43,6 +43,9 @@ def test_a_view_and_its_json_are_drawn_alike() -> None:
         assert max(map(len, narrow.splitlines())) <= width
         for part in ("tokenize", "prefill", "decode", "start", "time"):
             assert part in narrow
+    assert "batch" not in text  # it was alone in every step
+    rows = len(drawn(view, 1000).splitlines())
+    assert len(drawn(view, 80).splitlines()) == rows, "a line was broken in a common terminal"
 
 
 def test_texts_and_alternatives_are_drawn_when_kept() -> None:

@@ -28,6 +28,10 @@ _COLORS = {
 }
 # Least probability → color of a token: how sure the model was of it.
 _SURENESS = ((0.8, "green"), (0.4, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
+_LEAST_AXIS, _MOST_AXIS = 10, 32
+_NAMES_AND_TIMES = 30
+"""Characters of a row before the axis: a stage, two times such as `12.3 ms`, and gaps."""
+_BESIDES = "in all, besides the steps"
 _MOST_CHUNKS = 12
 _MOST_TOKENS = 64
 
@@ -52,20 +56,17 @@ def _headline(journey: JourneyView) -> Text:
     first = journey.stages.first_token
     facts = [
         f"{journey.prompt_tokens}{cached} → {journey.completion_tokens} tokens",
-        total,
-        "" if first is None else f"first token after {_seconds(first)}",
-        _rate(journey),
         f"ended by {journey.outcome}" if journey.outcome else "",
         f"seed {journey.seed}" if journey.seed is not None else "",
     ]
+    times = [
+        total,
+        "" if first is None else f"first token after {_seconds(first)}",
+        "" if journey.tokens_per_second is None else f"{journey.tokens_per_second:.1f} tokens/s",
+    ]
     line = Text(f"{journey.id}  {journey.model}\n", style="bold")
-    return line.append(" · ".join(fact for fact in facts if fact), style="not bold")
-
-
-def _rate(journey: JourneyView) -> str:
-    decode = journey.stages.decode
-    tokens = journey.completion_tokens - len(journey.sequences)
-    return f"{tokens / decode:.1f} tokens/s" if decode and tokens > 0 else ""
+    lines = (" · ".join(filter(None, parts)) for parts in (facts, times))
+    return line.append("\n".join(lines), style="not bold")
 
 
 class _Waterfall:
@@ -75,16 +76,20 @@ class _Waterfall:
         self.journey = journey
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        # Names and times take about 32 characters; half of the rest, or less, is the time axis.
-        yield _waterfall(self.journey, min(60, max(12, (options.max_width - 32) // 2)))
+        yield _waterfall(self.journey, options.max_width)
 
 
-def _waterfall(journey: JourneyView, width: int) -> Table:
+def _waterfall(journey: JourneyView, max_width: int) -> Table:
     from rich.table import Table
 
     start = journey.received_at
     steps = [step for sequence in journey.sequences for step in sequence.steps]
     ends = [step.start_at + step.seconds for step in steps] + [event.at for event in journey.events]
+    # The time axis gets what names, times and words leave of the line; the words give up their sparklines first.
+    left = _NAMES_AND_TIMES + (4 if len(journey.sequences) > 1 else 0)
+    spans = [(sequence, _spans(sequence, max_width - left - _LEAST_AXIS)) for sequence in journey.sequences]
+    words = max((len(what) for _, rows in spans for *_, what in rows), default=0)
+    width = min(_MOST_AXIS, max(_LEAST_AXIS, max_width - left - max(words, len(_BESIDES))))
     axis = _Axis(start, max([*ends, start + 1e-6]), width)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("stage", no_wrap=True)
@@ -109,9 +114,9 @@ def _waterfall(journey: JourneyView, width: int) -> Table:
         row("tokenize", "", ready - stages.tokenize, stages.tokenize, f"{journey.prompt_tokens} tokens")
     if stages.queue is not None:
         row("queue", "", at.get("queued", ready), stages.queue)
-    for sequence in journey.sequences:
+    for sequence, rows in spans:
         label = f" [{sequence.index}]" if len(journey.sequences) > 1 else ""
-        for name, first, last, what in _spans(sequence):
+        for name, first, last, what in rows:
             row(name, label, first.start_at, last.start_at + last.seconds - first.start_at, what)
         for when in sequence.preempted_at:
             moment("preempted" + label, when, "lost its blocks")
@@ -119,12 +124,13 @@ def _waterfall(journey: JourneyView, width: int) -> Table:
             moment("resumed" + label, when, "on a fresh engine")
     for name, seconds in (("detokenize", stages.detokenize), ("send", stages.send)):
         if seconds:
-            table.add_row(name, "", _seconds(seconds), "", "in all, besides the steps")
+            table.add_row(name, "", _seconds(seconds), "", _BESIDES)
     return table
 
 
-def _spans(sequence: SequenceView) -> list[tuple[str, StepView, StepView, str]]:
-    """Rows of the waterfall: prompt chunks (many are joined) and uninterrupted stretches of decoding."""
+def _spans(sequence: SequenceView, room: int) -> list[tuple[str, StepView, StepView, str]]:
+    """Rows of the waterfall: prompt chunks (many are joined) and uninterrupted stretches of decoding; the last
+    item, words on it, is of `room` characters if they can be had."""
     spans: list[list[StepView]] = []
     for step in sequence.steps:
         before = spans[-1][-1] if spans else None
@@ -141,26 +147,32 @@ def _spans(sequence: SequenceView) -> list[tuple[str, StepView, StepView, str]]:
             else:
                 joined.append(span)
         spans = joined
-    return [(span[0].kind, span[0], span[-1], _describe(span)) for span in spans]
+    return [(span[0].kind, span[0], span[-1], _describe(span, room)) for span in spans]
 
 
 def _alike(one: StepView, other: StepView) -> bool:
     return one.kind == other.kind and one.engine == other.engine
 
 
-def _describe(span: list[StepView]) -> str:
+def _describe(span: list[StepView], room: int) -> str:
     first, last = span[0], span[-1]
     count = sum(step.tokens for step in span)
     steps = f"step {first.step}" if first is last else f"steps {first.step}–{last.step}"
     batch = [step.batch_sequences for step in span]
     company = f"batch {min(batch)}" if min(batch) == max(batch) else f"batch {min(batch)}–{max(batch)}"
-    parts = [steps, f"{count} token{'s' * (count != 1)}", company, f"{last.blocks} blocks"]
-    cached = sum(step.cached_tokens for step in span)
-    if cached:
-        parts.insert(2, f"{cached} cached")
-    if len(span) > 2:
-        parts.append(_sparkline([step.seconds for step in span], 16))
-    return " · ".join(parts)
+    parts = [steps]
+    if first.kind != "decode" or count != len(span):  # decoding, a step is a token
+        parts.append(f"{count} token{'s' * (count != 1)}")
+    if cached := sum(step.cached_tokens for step in span):
+        parts.append(f"{cached} cached")
+    if max(batch) > 1:
+        parts.append(company)
+    parts.append(f"{last.blocks} block{'s' * (last.blocks != 1)}")
+    words = " · ".join(parts)
+    left = room - len(words) - len(" · ")
+    if len(span) > 2 and left >= min(4, len(span)):
+        words += " · " + _sparkline([step.seconds for step in span], min(16, left))
+    return words
 
 
 def _tokens(sequence: SequenceView, *, several: bool) -> list[RenderableType]:

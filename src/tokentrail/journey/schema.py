@@ -138,6 +138,12 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None
     stages: StageTimes
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the answer: tokens after each choice's first, by the time from the first token to the last."""
+        tokens = self.completion_tokens - self.num_sequences
+        return tokens / self.stages.decode if self.stages.decode and tokens > 0 else None
+
 
 class JourneyView(JourneySummary, kw_only=True):
     """The whole journey, as `GET /v1/journeys/{id}` returns it."""
