@@ -19,15 +19,18 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
-def program(*arguments: str, stdin: str = "", timeout: float = 60.0) -> Outcome:
+def program(
+    *arguments: str, stdin: str = "", timeout: float = 60.0, environment: dict[str, str] | None = None
+) -> Outcome:
     """`python -m tokentrail …` in a process of its own."""
     result = subprocess.run(
         [sys.executable, "-m", "tokentrail", *arguments],
         input=stdin,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
         timeout=timeout,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **(environment or {})},
     )
     return Outcome(result.returncode, result.stdout, result.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -253,6 +254,44 @@ def test_a_failed_question_is_forgotten(
     assert capsys.readouterr().err == "error: too long. /reset begins anew.\n"
 
 
+def test_a_second_ctrl_c_at_the_prompt_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talk_and_interrupt(script: list[str | None]) -> int:
+        lines = iter(script)
+
+        def read(prompt: str) -> str:
+            line = next(lines)
+            if line is None:
+                raise KeyboardInterrupt
+            return line
+
+        source = FakeSource()
+        monkeypatch.setattr("builtins.input", read)
+        Conversation(source, SamplingParams(), None).run()  # type: ignore[arg-type]
+        return len(source.asked)
+
+    assert talk_and_interrupt([None, "one", None, None, "two"]) == 1
+    assert "another Ctrl-C ends" in capsys.readouterr().out
+
+
+def test_an_answer_in_a_chat_has_an_end(
+    server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags, limit in ((), 512), (("-n", "7"), 7):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+        assert run("chat", "--url", server.url, *flags).code == 0
+        assert server.asked[-1][1]["max_tokens"] == limit
+
+
+@pytest.mark.usefixtures("demo_path")
+def test_a_context_cut_by_the_cache_is_told() -> None:
+    outcome = program("generate", "Hi", "-n", "2", "--kv-cache-memory", "20MiB")
+    assert outcome.code == 0
+    assert outcome.err.startswith("note: the context was cut from 8192 to ")
+    assert outcome.err.count("\n") == 1
+
+
 @pytest.mark.usefixtures("demo_path")
 def test_chat_with_an_engine_of_its_own() -> None:
     outcome = program("chat", "-n", "4", "--temperature", "0", stdin="Hello\n/trail\nAnd again\n")
@@ -260,6 +299,9 @@ def test_chat_with_an_engine_of_its_own() -> None:
     assert outcome.err == ""
     assert outcome.out.count("4 tokens") >= 2
     assert "prefill" in outcome.out
+    # One answer has one speed, whoever tells it.
+    shown, drawn = re.findall(r"([0-9.]+) tokens/s", outcome.out)[:2]
+    assert abs(float(shown) - float(drawn)) <= 0.51
 
 
 def test_chat_with_a_server(server: FakeServer) -> None:

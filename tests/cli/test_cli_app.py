@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -89,6 +90,7 @@ def test_wrong_usage_is_one_line_and_code_2(arguments: list[str], said: str, run
     outcome = run(*arguments)
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("tokentrail: error: ")
     assert said in outcome.err
     assert "--help" in outcome.err
     assert outcome.out == ""
@@ -138,6 +140,41 @@ def test_interrupt_and_a_reader_that_went_away(monkeypatch: pytest.MonkeyPatch) 
     command = f"{sys.executable} -m tokentrail inspect --json | head -c 10"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=60)
     assert result.stderr == ""
+
+
+@pytest.mark.usefixtures("demo_path")
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=str,
+)
+def test_any_locale_shows_any_text(locale: dict[str, str]) -> None:
+    outcome = program("inspect", "--tokens", "我é🎉", environment=locale)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "<E6>" in outcome.out
+    result = json.loads(program("inspect", "--tokens", "我é🎉", "--json", environment=locale).out)
+    assert b"".join(bytes.fromhex(token["bytes"]) for token in result["tokens"]).decode() == "我é🎉"
+    # A prompt, a system message and a drawing, there and back.
+    outcome = program(
+        "generate",
+        "-n",
+        "2",
+        "--system",
+        "我é",
+        "--temperature",
+        "0",
+        "--trail",
+        stdin="é🎉",
+        environment=locale,
+    )
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "decode" in outcome.out
+    outcome = program("chat", "-n", "2", "--temperature", "0", stdin="é🎉\n", environment=locale)
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_help_is_quick() -> None:

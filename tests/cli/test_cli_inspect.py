@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from tokentrail.cli.inspect import visible
+from tokentrail.cli.inspect import characters, visible
 
 pytestmark = pytest.mark.usefixtures("demo_path")
 
@@ -36,7 +36,7 @@ def test_tokens_join_to_the_text(run: Run) -> None:
     assert tokens[-1] == {"id": 2, "text": "<|im_end|>", "bytes": b"<|im_end|>".hex(), "special": True}
     printed = run("inspect", "--tokens", text).out
     for token in tokens:
-        assert str(token["id"]) in printed
+        assert f" {token['id']}" in printed
     assert f"{len(tokens)} tokens" in printed
 
 
@@ -61,11 +61,24 @@ def test_a_person_can_read_it(run: Run) -> None:
 
 
 def test_visible() -> None:
-    def token(data: bytes) -> dict[str, str]:
-        return {"bytes": data.hex()}
+    assert visible(b" the\n") == "·the⏎"
+    assert visible("é".encode()) == "é"
+    assert visible(b"\xe4\xb8") == "<E4><B8>"
+    assert visible(b" \xe4a") == "·<E4>a"
+    assert visible(b"\x1b[2J") == "<U+001B>[2J"
+    assert visible("\u202e".encode()) == "<U+202E>"
 
-    assert visible(token(b" the\n")) == "·the⏎"
-    assert visible(token("é".encode())) == "é"
-    assert visible(token(b"\xe4\xb8")) == "<E4><B8>"
-    assert visible(token(b"\x1b[2J")) == "<U+001B>[2J"
-    assert visible(token("\u202e".encode())) == "<U+202E>"
+
+def test_tokens_of_one_character_stand_together(run: Run) -> None:
+    printed = run("inspect", "--tokens", "我喜欢编程").out
+    assert "我 = <E6><88> 19805 + <91> 235" in printed
+    for char in "喜欢编程":
+        assert char in printed
+
+    def groups(*pieces: bytes) -> list[int]:
+        return [len(group) for group in characters([{"bytes": piece.hex()} for piece in pieces])]
+
+    assert groups(b"a", b"\xe6", b"\x88", b"\x91", b"b") == [1, 3, 1]
+    assert groups(b"\xe6\x88", b"\x91\xe6", b"\x88\x91") == [3]
+    assert groups(b"\xe6", b"x") == [1, 1]
+    assert groups(b"x", b"\xe6", b"\x88") == [1, 1, 1]

@@ -1,6 +1,7 @@
 """The `tokentrail` program: its commands, and how errors end it.
 
-Exit codes: 0 done, 1 an error, 2 a wrong command line, 130 stopped by Ctrl-C. Errors are one line on stderr.
+Exit codes: 0 done, 1 an error, 2 a wrong command line, 130 stopped by Ctrl-C (a server that is told to end ends
+with 0). Errors are one line on stderr.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 
 from tokentrail.cli import bench, chat, generate, inspect, serve
 from tokentrail.cli.help import CONTEXT
+from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
 
 app = typer.Typer(
@@ -54,17 +56,18 @@ def _program(
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    print(f"tokentrail: {' '.join(text.split())}", file=sys.stderr)
+    print(f"tokentrail: error: {' '.join(text.split())}", file=sys.stderr)
     sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
+    write_anywhere()
     try:
         result = app(args=arguments, prog_name="tokentrail", standalone_mode=False)
         sys.stdout.flush()
     except TokentrailError as error:
-        _fail(f"error: {error}", 1)
+        _fail(str(error), 1)
     except BrokenPipeError:
         # The reader of our output has gone (| head). Keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ import typer
 from tokentrail.cli.help import Command
 from tokentrail.cli.options import EngineOptions, SamplingOptions, takes_options
 from tokentrail.cli.sources import Message, RemoteOptions, Reply, Source, open_source
-from tokentrail.cli.terminal import dim, draw_journey, write
+from tokentrail.cli.terminal import dim, draw_journey, read_as_utf8, typed, write
 from tokentrail.protocol.errors import TokentrailError
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ HELP = """\
 /system TEXT    begin anew with TEXT as the system message; without TEXT: with none
 /trail          draw the last answer's journey
 /quit           end (or Ctrl-D)
-Ctrl-C stops an answer; what was said of it stays in the conversation."""
+Ctrl-C stops an answer; what was said of it stays in the conversation. Twice at the prompt, it ends."""
+
+DEFAULT_MAX_TOKENS = 512
+"""An answer's length when nobody says: small models may otherwise go round in circles until the context is full."""
 
 
 @takes_options
@@ -38,9 +41,10 @@ def chat(
     remote: RemoteOptions,
     engine: EngineOptions,
 ) -> None:
-    """Talk with a model in the terminal."""
+    """Talk with a model in the terminal. An answer ends after 512 tokens unless --max-tokens says otherwise."""
     parameters = sampling.parameters()
-    source = open_source(engine, remote, model_file)
+    system = None if system is None else typed(system, "--system")
+    source = open_source(engine, remote, model_file, default_max_tokens=DEFAULT_MAX_TOKENS)
     try:
         Conversation(source, parameters, system).run()
     finally:
@@ -64,6 +68,8 @@ class Conversation:
     def run(self) -> None:
         """Until /quit or the end of the input."""
         interactive = sys.stdin.isatty()
+        read_as_utf8()
+        interrupted = False
         if interactive:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  # gives input() editing and a history
@@ -76,8 +82,13 @@ class Conversation:
                     print()
                 return
             except KeyboardInterrupt:
-                print(dim("\n/quit or Ctrl-D ends."))
+                print()
+                if interrupted:
+                    return
+                print(dim("/quit, Ctrl-D or another Ctrl-C ends."))
+                interrupted = True
                 continue
+            interrupted = False
             if line.startswith("/"):
                 if not self.command(*line.partition(" ")[::2]):
                     return

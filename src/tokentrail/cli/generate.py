@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from tokentrail.cli.help import Command
 from tokentrail.cli.options import EngineOptions, SamplingOptions, takes_options
 from tokentrail.cli.sources import Prompt, RemoteOptions, Reply, Source, open_source
+from tokentrail.cli.terminal import draw_journey, print_json, read_as_utf8, typed, write
 
 
 @takes_options
@@ -36,7 +36,7 @@ def generate(
     text = _read(prompt)
     if raw and system is not None:
         raise typer.BadParameter("a system message needs the chat template", param_hint="--system")
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages = [] if system is None else [{"role": "system", "content": typed(system, "--system")}]
     question: Prompt = text if raw else [*messages, {"role": "user", "content": text}]
     # A journey drawn in full shows what else each token might have been.
     parameters = sampling.parameters(logprobs=3 if trail and remote.url is None else None)
@@ -63,19 +63,18 @@ def generate(
         }
         if journey is not None:
             result["journey"] = msgspec.to_builtins(journey)
-        print(json.dumps(result, ensure_ascii=False, indent=2))
+        print_json(result)
     elif journey is not None:
-        from tokentrail.cli.terminal import draw_journey
-
         print()
         draw_journey(journey)
 
 
 def _read(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
-        return prompt
+        return typed(prompt, "PROMPT")
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("give the text to answer, or pipe it in", param_hint="PROMPT")
+    read_as_utf8()
     text = sys.stdin.read().rstrip("\n")
     if not text:
         raise typer.BadParameter("standard input is empty", param_hint="PROMPT")
@@ -83,8 +82,6 @@ def _read(prompt: str | None) -> str:
 
 
 def _answer(source: Source, question: Prompt, parameters: Any, reply: Reply, *, quiet: bool) -> None:
-    from tokentrail.cli.terminal import write
-
     for piece in source.stream(question, parameters, reply):
         if not quiet:
             write(piece)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import codecs
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokentrail.cli.help import Command
+from tokentrail.cli.terminal import console as stdout
+from tokentrail.cli.terminal import print_json, typed
 from tokentrail.cli.units import format_size
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ CHIP_STYLES = (
     "black on bright_green",
     "black on bright_magenta",
 )
+_WHITE_SPACE = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "·"}
 
 
 def inspect(
@@ -59,11 +63,11 @@ def inspect(
     if tokens is not None:
         from tokentrail.text import Tokenizer
 
-        result["tokens"] = split(Tokenizer.from_checkpoint(checkpoint), tokens)
+        result["tokens"] = split(Tokenizer.from_checkpoint(checkpoint), typed(tokens, "--tokens"))
     if template or chat_template is not None:
         result["rendered_template"] = rendered(checkpoint, chat_template)
     if as_json:
-        print(json.dumps(result, ensure_ascii=False, indent=2))
+        print_json(result)
     else:
         _print(result)
 
@@ -153,11 +157,10 @@ def rendered(checkpoint: Checkpoint, override: Path | None) -> str:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = stdout()
     console.print(Text(result["name"], style="bold"), Text(result["path"], style="dim"), soft_wrap=True)
     parts = ", ".join(f"{part} {count:,}" for part, count in result["parameters_by_part"].items())
     kv = result["kv_bytes_per_token"]["bfloat16"]
@@ -203,27 +206,54 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _chips(tokens: list[dict[str, Any]]) -> Any:
-    """Tokens one after another, coloured in turn, each with its id."""
+    """Tokens one after another, coloured in turn, each with its id; those that share a character together, as
+    `我 = <E6><88> 19805 + <91> 235`."""
     from rich.text import Text
 
     line = Text()
-    for index, token in enumerate(tokens):
-        style = "white on red" if token["special"] else CHIP_STYLES[index % len(CHIP_STYLES)]
-        line.append(visible(token), style=style)
-        line.append(f"{token['id']} ", style="dim")
-    line.append(f"\n{len(tokens)} tokens")
+    index = 0
+    for group in characters(tokens):
+        if len(group) > 1:
+            line.append(f"{visible(b''.join(bytes.fromhex(token['bytes']) for token in group))} = ")
+        for at, token in enumerate(group):
+            line.append(" + " if at else "", style="dim")
+            style = "white on red" if token["special"] else CHIP_STYLES[index % len(CHIP_STYLES)]
+            line.append(visible(bytes.fromhex(token["bytes"])), style=style)
+            line.append(f" {token['id']}", style="dim")
+            index += 1
+        line.append("  ")
+    line.append(f"\n{len(tokens)} token{'s' * (len(tokens) != 1)}")
     return line
 
 
-def visible(token: dict[str, Any]) -> str:
-    """A token's text with its white space shown; bytes that are no whole character in hexadecimal."""
-    data = bytes.fromhex(token["bytes"])
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "".join(f"<{byte:02X}>" for byte in data)
-    text = text.replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍").replace(" ", "·")
-    return "".join(char if char.isprintable() else f"<U+{ord(char):04X}>" for char in text)
+def characters(tokens: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Groups of tokens: those that one character is spread over, every other alone."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    group: list[dict[str, Any]] = []
+    for token in tokens:
+        group.append(token)
+        text = decoder.decode(bytes.fromhex(token["bytes"]))
+        if decoder.getstate()[0]:
+            continue  # within a character
+        if len(group) > 1 and "\ufffd" in text:
+            yield from ([one] for one in group)  # it was none
+        else:
+            yield group
+        group = []
+    yield from ([one] for one in group)
+
+
+def visible(data: bytes) -> str:
+    """Text with its white space shown; bytes that are no whole character in hexadecimal."""
+    shown = []
+    for char in data.decode("utf-8", "surrogateescape"):
+        if "\udc80" <= char <= "\udcff":
+            shown.append(f"<{ord(char) - 0xDC00:02X}>")
+        elif char in _WHITE_SPACE:
+            shown.append(_WHITE_SPACE[char])
+        else:
+            shown.append(char if char.isprintable() else f"<U+{ord(char):04X}>")
+    return "".join(shown)
 
 
 def register(app: typer.Typer) -> None:

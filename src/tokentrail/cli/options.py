@@ -342,7 +342,7 @@ class SamplingOptions:
             "-n",
             min=1,
             metavar="N",
-            help="Tokens to generate at most. Left out: all the context has left.",
+            help="Tokens to generate at most. Left out: all the context has left (chat: 512).",
         ),
     ] = None
     temperature: Annotated[
@@ -371,6 +371,7 @@ class SamplingOptions:
 
     def parameters(self, **more: Any) -> SamplingParams:
         """The same as the engine takes them. Raises `InvalidRequest` naming a value out of range."""
+        from tokentrail.cli.terminal import typed
         from tokentrail.protocol import SamplingParams
 
         sampling = SamplingParams(
@@ -380,7 +381,7 @@ class SamplingOptions:
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            stop=tuple(self.stop or ()),
+            stop=tuple(typed(text, "--stop") for text in self.stop or ()),
             seed=self.sampling_seed,
             **more,
         )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
 import typer
 
-from tokentrail.cli.options import bearer
+from tokentrail.cli.options import bearer, note
+from tokentrail.cli.terminal import loading
 from tokentrail.protocol.errors import TokentrailError
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Reply:
     seed: int | None = None
     first_token_seconds: float | None = None
     seconds: float = 0.0
+    engine_rate: float | None = None
+    """Tokens per second as the answer's journey tells it; None: only what arrived here is known."""
 
     def add(self, text: str) -> None:
         now = time.perf_counter() - self.started
@@ -78,7 +81,9 @@ class Reply:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """After the first token."""
+        """Tokens after the first, by the time from the first to the last: as journeys count it."""
+        if self.engine_rate is not None:
+            return self.engine_rate
         if self.first_token_seconds is None or self.completion_tokens < 2:
             return None
         seconds = self.seconds - self.first_token_seconds
@@ -101,21 +106,44 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def open_source(engine: EngineOptions, remote: RemoteOptions, model: str | None = None) -> Source:
-    """The server that `remote` names, or else an engine with `engine`'s settings."""
+def open_source(
+    engine: EngineOptions,
+    remote: RemoteOptions,
+    model: str | None = None,
+    *,
+    default_max_tokens: int | None = None,
+) -> Source:
+    """The server that `remote` names, or else an engine with `engine`'s settings.
+
+    `default_max_tokens`: of requests that do not say; None: all the context has left.
+    """
     if remote.url is not None:
-        return RemoteSource(remote.url, remote.api_key, engine.model or model)
+        return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens)
     config = engine.engine_config(model)
     template = None if engine.chat_template is None else str(engine.chat_template)
-    return LocalSource(config, template)
+    with loading(config.model or "the demo model"):
+        source = LocalSource(config, template, default_max_tokens)
+    info = source.info
+    if info.max_model_len < info.wanted_model_len:
+        note(
+            f"the context was cut from {info.wanted_model_len} to {info.max_model_len} tokens, which is what the KV "
+            "cache holds; --kv-cache-memory makes it larger."
+        )
+    return source
 
 
 class LocalSource:
     """An engine process of this command's own."""
 
-    def __init__(self, config: EngineConfig, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        chat_template: str | None = None,
+        default_max_tokens: int | None = None,
+    ) -> None:
         from tokentrail.cli.background import Background
 
+        self._default_max_tokens = default_max_tokens
         self._background = Background().__enter__()
         try:
             self._engine, self._backend = self._background.call(_open_backend(config, chat_template))
@@ -123,6 +151,7 @@ class LocalSource:
             self._background.__exit__(None, None, None)
             raise
         self.model = self._backend.models()[0].id
+        self.info = self._engine.info
 
     def stream(self, prompt: Prompt, sampling: SamplingParams, reply: Reply) -> Iterator[str]:
         return self._background.stream(self._answer(prompt, sampling, reply))
@@ -139,6 +168,7 @@ class LocalSource:
                 sampling=sampling,
                 model=self.model,
                 endpoint="tokentrail",
+                default_max_tokens=self._default_max_tokens,
             )
         )
         reply.id, reply.model, reply.seed = answer.id, answer.model, answer.seed
@@ -153,6 +183,9 @@ class LocalSource:
                         yield chunk.text
         finally:
             await answer.aclose()
+            if (journey := self._backend.journeys.view(reply.id)) is not None:
+                reply.first_token_seconds = journey.stages.first_token
+                reply.engine_rate = journey.tokens_per_second
 
     def journey(self, reply: Reply) -> JourneyView:
         view = self._backend.journeys.view(reply.id)
@@ -195,9 +228,12 @@ async def _open_backend(config: EngineConfig, template: str | None) -> tuple[Eng
 class RemoteSource:
     """A server that speaks OpenAI's API."""
 
-    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, model: str | None, default_max_tokens: int | None = None
+    ) -> None:
         import httpx
 
+        self._default_max_tokens = default_max_tokens
         base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self.url = base if base.endswith("/v1") else f"{base}/v1"
         # No limit on reading: a token may take as long as the server's queue makes it.
@@ -241,6 +277,8 @@ class RemoteSource:
             "stream_options": {"include_usage": True},
             **request_fields(sampling),
         }
+        if self._default_max_tokens is not None:
+            body.setdefault("max_tokens", self._default_max_tokens)
         if isinstance(prompt, str):
             path, body["prompt"] = "completions", prompt
         else:

@@ -61,10 +61,11 @@ def print_report(
     title: str, facts: Sequence[tuple[str, str]], rows: Sequence[tuple[str, Summary]] = ()
 ) -> None:
     """Print facts, and one row of milliseconds for each summary (values in seconds)."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from tokentrail.cli.terminal import console as stdout
+
+    console = stdout()
     console.print(f"[bold]{title}[/bold]")
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
