@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,20 @@ from tokentrail.server import ServerConfig
 def served(run: Run, monkeypatch: pytest.MonkeyPatch) -> object:
     """`served("--port", "1")` gives the `ServerConfig` that the server would have been started with."""
     configs: list[ServerConfig] = []
-    monkeypatch.setattr(tokentrail.server, "serve", configs.append, raising=False)
+
+    def serve(config: ServerConfig, *, on_ready: Callable[[], None]) -> None:
+        on_ready()
+        configs.append(config)
+
+    monkeypatch.setattr(tokentrail.server, "serve", serve, raising=False)
     monkeypatch.delenv("TOKENTRAIL_API_KEY", raising=False)
 
     def call(*arguments: str) -> ServerConfig:
         outcome = run("serve", *arguments)
         assert outcome.code == 0, outcome.err
-        call.err = outcome.err  # type: ignore[attr-defined]
+        notes, loading = outcome.err[: outcome.err.rindex("loading ")], outcome.err.splitlines()[-1]
+        assert loading == f"loading {configs[-1].engine.model or 'the demo model'} …"
+        call.err = notes  # type: ignore[attr-defined]
         return configs.pop()
 
     return call
@@ -100,6 +108,11 @@ def test_keys_from_flag_environment_and_file(served, monkeypatch: pytest.MonkeyP
     assert served("--api-key-file", str(keys)).api_keys == ("f1", "f2")
     monkeypatch.setenv("TOKENTRAIL_API_KEY", "e1,e2")
     assert served().api_keys == ("e1", "e2")
+    assert served().key_hint == "YOUR_KEY"
+    monkeypatch.setenv("TOKENTRAIL_API_KEY", "e1")
+    assert served().key_hint == "$TOKENTRAIL_API_KEY"
+    assert served("--api-key", "a").key_hint == "YOUR_KEY"
+    monkeypatch.setenv("TOKENTRAIL_API_KEY", "e1,e2")
     assert served("--api-key", "a").api_keys == ("a",)
     assert served("--api-key-file", str(keys)).api_keys == ("e1", "e2", "f1", "f2")
 
@@ -110,6 +123,49 @@ def test_a_key_file_without_keys_does_not_open_the_server(run: Run, tmp_path: Pa
     outcome = run("serve", "--api-key-file", str(keys))
     assert outcome.code == 2
     assert "holds no key" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"],
+)
+def test_a_list_does_not_swallow_the_model(served, run: Run, flag: str, tmp_path: Path) -> None:
+    outcome = run("serve", flag, "my-model", "path.gguf")
+    assert outcome.code == 2
+    assert "'path.gguf' is a file" in outcome.err
+    assert f"tokentrail serve path.gguf {flag}" in outcome.err
+    assert served("path.gguf", flag, "my-model").engine.model == "path.gguf"
+    # A served name may be called as the file is, if there is a model.
+    assert served("-m", "path.gguf", flag, "path.gguf").engine.model == "path.gguf"
+    file = tmp_path / "weights.bin"
+    file.touch()
+    if flag == "--served-model-name":
+        assert "is a file" in run("serve", flag, str(file)).err
+
+
+def test_empty_keys_do_not_open_the_server(served, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--api-key", ""], ["--api-key", " , "], ["--api-key", "a", "--api-key", ""]):
+        outcome = run("serve", *arguments)
+        assert outcome.code == 2
+        assert "a key is empty" in outcome.err
+    for value in ("", "  ", ","):
+        monkeypatch.setenv("TOKENTRAIL_API_KEY", value)
+        outcome = run("serve")
+        assert outcome.code == 2, value
+        assert "TOKENTRAIL_API_KEY" in outcome.err or "a key is empty" in outcome.err
+    monkeypatch.setenv("TOKENTRAIL_API_KEY", "")
+    assert served("--api-key", "a").api_keys == ("a",)
+
+
+def test_a_server_open_to_others_without_keys_is_noted(served) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
+        served("--host", host)
+        assert "everyone who can reach this machine may use the server" in served.err
+        served("--host", host, "--api-key", "a")
+        assert served.err == ""
+    for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"):
+        served("--host", host)
+        assert served.err == ""
 
 
 def test_spreading_leaves_other_arguments_alone() -> None:

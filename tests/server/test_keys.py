@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from conftest import MODEL, TEXT, MakeServer
+from tokentrail.protocol import TokentrailError
 from tokentrail.server import keys
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.keys import Keys
@@ -76,6 +77,8 @@ def test_every_key_is_compared_whether_or_not_one_fits(monkeypatch: pytest.Monke
     assert all(key not in tenant for key in KEYS for tenant in tenants)
     with pytest.raises(HTTPError):
         known.tenant(b"Bearer nothing")
+    with pytest.raises(TokentrailError, match="must not be empty"):
+        Keys(("a", ""))
     assert len(compared) == 4 * 3
     assert {len(part) for pair in compared for part in pair} == {32}
 

@@ -14,6 +14,8 @@ from tokentrail.text import ChatTemplate, Tokenizer
 class TextParts:
     tokenizer: Tokenizer
     template: ChatTemplate
+    path: Path
+    """The checkpoint's file."""
     name: str
     """The file's name without its ending: what the model answers to unless told otherwise. (The name inside
     the file is a title, often with spaces, and not made to be typed.)"""
@@ -44,4 +46,4 @@ def load_text_parts(model: str | None, chat_template: str | None = None) -> Text
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,
     )
-    return TextParts(tokenizer, template, checkpoint.path.stem)
+    return TextParts(tokenizer, template, checkpoint.path, checkpoint.path.stem)

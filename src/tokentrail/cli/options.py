@@ -30,6 +30,9 @@ BATCHING = "Memory and batching"
 NUMERICS = "Numbers"
 ACCEPTED = "Accepted for vLLM's sake"
 
+KEY_VARIABLE = "TOKENTRAIL_API_KEY"
+"""Environment variable that holds API keys: a server's, or the one to send."""
+
 
 def takes_options(command: Callable[..., R]) -> Callable[..., R]:
     """Turn parameters annotated with a dataclass of options into that dataclass's fields."""

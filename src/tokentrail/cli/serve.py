@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from tokentrail.cli.help import Command
-from tokentrail.cli.options import EngineOptions, takes_options
+from tokentrail.cli.options import KEY_VARIABLE, EngineOptions, note, takes_options
+from tokentrail.cli.terminal import loading
 
 API = "API"
 SERVER = "Server"
@@ -40,7 +43,7 @@ class ServerOptions:
         typer.Option(
             "--api-key",
             metavar="KEY...",
-            envvar="TOKENTRAIL_API_KEY",
+            envvar=KEY_VARIABLE,
             show_envvar=True,
             help="Keys that clients must send one of. A key given here can be seen in process listings: "
             "prefer the environment variable or a file.",
@@ -116,8 +119,16 @@ class ServerOptions:
     ] = True
 
     def keys(self) -> tuple[str, ...]:
-        """All API keys, from flags, environment and file."""
+        """All API keys, from flags, environment and file. One that is empty (an unset variable in a script) is
+        refused: it would leave the server open to everyone.
+        """
         keys = _words(self.api_key)
+        if any(not _words([value]) for value in self.api_key or ()):
+            raise typer.BadParameter("a key is empty", param_hint="--api-key")
+        if not keys and not os.environ.get(KEY_VARIABLE, "a key").replace(",", "").strip():
+            raise typer.BadParameter(
+                "it is set, but holds no key; set one, or unset it", param_hint=KEY_VARIABLE
+            )
         if self.api_key_file is not None:
             try:
                 lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
@@ -147,6 +158,32 @@ class ServeCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread_lists(args, self.LISTS))
+
+
+def _check_lists(server: ServerOptions) -> None:
+    """Without a model, refuse a list that has taken in a model's file: `--served-model-name a model.gguf`."""
+    for flag, values in (
+        ("--served-model-name", server.served_model_name),
+        ("--api-key", server.api_key),
+        ("--allowed-origins", server.allowed_origins),
+        ("--allowed-methods", server.allowed_methods),
+        ("--allowed-headers", server.allowed_headers),
+    ):
+        for value in _words(values):
+            if value.lower().endswith(".gguf") or (flag == "--served-model-name" and Path(value).is_file()):
+                raise typer.BadParameter(
+                    f"{value!r} is a file, but stands among the values of this flag. Write the model first: "
+                    f"tokentrail serve {value} {flag} …, or behind --model",
+                    param_hint=flag,
+                )
+
+
+def _local(host: str) -> bool:
+    """Whether only this machine can reach a server at `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def spread_lists(arguments: list[str], flags: frozenset[str]) -> list[str]:
@@ -182,12 +219,17 @@ def serve(
         raise typer.BadParameter(
             f"{server.log_level!r} is not one of debug, info, warning or error", param_hint="--log-level"
         )
+    if engine.model is None and model_file is None:
+        _check_lists(server)
+    keys = server.keys()
     config = ServerConfig(
         engine=engine.engine_config(model_file),
         host=server.host,
         port=server.port,
         served_model_names=_words(server.served_model_name),
-        api_keys=server.keys(),
+        api_keys=keys,
+        # The variable can be used as it is, if it holds one key that is let in.
+        key_hint=f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) in keys else "YOUR_KEY",
         chat_template=None if engine.chat_template is None else str(engine.chat_template),
         trail_text=server.trail_text,
         trail_size=server.trail_size,
@@ -199,9 +241,15 @@ def serve(
         log_level=server.log_level,
         log_requests=server.log_requests,
     )
-    from tokentrail.server import serve as run_server
+    if not config.api_keys and not _local(config.host):
+        note(
+            f"--host {config.host or repr('')}: everyone who can reach this machine may use the server; "
+            f"--api-key-file or {KEY_VARIABLE} lets in only those who have a key."
+        )
+    with loading(config.engine.model or "the demo model", always=True) as shown:
+        from tokentrail.server import serve as run_server
 
-    run_server(config)
+        run_server(config, on_ready=shown.close)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
 import typer
 
-from tokentrail.cli.options import bearer, note
+from tokentrail.cli.options import KEY_VARIABLE, bearer, note
 from tokentrail.cli.terminal import loading
 from tokentrail.protocol.errors import TokentrailError
 
@@ -47,7 +47,7 @@ class RemoteOptions:
         str | None,
         typer.Option(
             "--api-key",
-            envvar="TOKENTRAIL_API_KEY",
+            envvar=KEY_VARIABLE,
             show_envvar=True,
             help="Key to send to it.",
             rich_help_panel=REMOTE,

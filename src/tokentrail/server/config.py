@@ -18,6 +18,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names the model answers to, the first being its main one; empty: the name in the checkpoint."""
     api_keys: tuple[str, ...] = ()
     """Bearer keys; empty: anybody may ask. /health and /metrics never need one."""
+    key_hint: str = "YOUR_KEY"
+    """What the command to try, printed at the start, has in a key's place. Never a key: terminals are filmed."""
     chat_template: str | None = None
     """Path of a Jinja template that replaces the checkpoint's."""
     trail_text: bool = False

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
+from tokentrail.protocol import TokentrailError
 from tokentrail.server.errors import unauthorized
 
 # Paths that never need a key: probes and scrapers have none, and they tell nothing of what is asked or
@@ -17,6 +18,8 @@ class Keys:
     """The keys that are let in; none: everybody is, as tenant ''."""
 
     def __init__(self, keys: Sequence[str]) -> None:
+        if not all(keys):
+            raise TokentrailError("An API key must not be empty: anybody could send it.")
         self._digests = [(_digest(key.encode()), _tenant(key)) for key in keys]
 
     def tenant(self, authorization: bytes | None) -> str:

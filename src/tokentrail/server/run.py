@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 # Only what is needed to start the engine process: everything else is imported while that loads its model.
@@ -19,6 +20,9 @@ from tokentrail.protocol import TokentrailError
 from tokentrail.server.config import ServerConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     import uvicorn
 
     from tokentrail.answer.parts import TextParts
@@ -32,16 +36,17 @@ _KEEP_ALIVE = 30.0
 """
 
 
-def serve(config: ServerConfig) -> None:
+def serve(config: ServerConfig, *, on_ready: Callable[[], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends at once.
 
+    `on_ready` is called once requests are taken, before the banner is printed.
     Raises a `TokentrailError` that says why, if the model cannot be loaded or the address is taken.
     """
     setup_logging(config.log_level)
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(Server(config).run())
+        loop.run_until_complete(Server(config, on_ready=on_ready).run())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
@@ -60,8 +65,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 class Server:
     """One run of a server, on the running event loop."""
 
-    def __init__(self, config: ServerConfig, *, runner: str | None = None) -> None:
-        """`runner`: as `EngineClient` takes it."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        runner: str | None = None,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        """`runner`: as `EngineClient` takes it; `on_ready`: as `serve` does."""
+        self._on_ready = on_ready
         self.config = config
         self.engine = EngineClient(config.engine, runner=runner)
         self.port = config.port
@@ -85,6 +97,7 @@ class Server:
         try:
             await asyncio.wait({told, work}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not self.ready.is_set():
+                log.info("stopped while the model was being loaded")
                 work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
@@ -129,13 +142,15 @@ class Server:
             journeys=state.journeys,
             metrics=state.metrics,
         )
-        name = backend.models()[0].id
-        state.metrics.model_name = name
+        names = [card.id for card in backend.models()]
+        state.metrics.model_name = names[0]
         state.backend = backend
         # What has been made so far stays; the collector need not look through it again and again.
         gc.freeze()
         self.ready.set()
-        print(_banner(self, name), flush=True)
+        if self._on_ready is not None:
+            self._on_ready()
+        print(_banner(self, names, parts.path), flush=True)
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -229,22 +244,26 @@ def _web_server(state: ServerState) -> uvicorn.Server:
     )
 
 
-def _banner(server: Server, name: str) -> str:
+def _banner(server: Server, names: Sequence[str], file: Path) -> str:
     info = server.engine.info
     host = server.config.host
     host = {"0.0.0.0": "localhost", "::": "localhost", "": "localhost"}.get(host, host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
-    key = ' -H "Authorization: Bearer $TOKENTRAIL_API_KEY"' if server.config.api_keys else ""
+    key = f' -H "Authorization: Bearer {server.config.key_hint}"' if server.config.api_keys else ""
+    cut = f", cut from {info.wanted_model_len}: the KV cache holds no more (--kv-cache-memory)"
+    also = [f"  also as   {', '.join(names[1:])}"] if len(names) > 1 else []
     capacity = info.num_blocks * info.block_size
     return "\n".join(
         [
-            f"Tokentrail serves {name} at {url}/v1",
+            f"Tokentrail serves {names[0]} at {url}/v1",
+            *also,
+            f"  file      {file}",
             f"  model     {info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, "
             f"{info.threads} threads, {info.isa}",
-            f"  context   {info.max_model_len} tokens",
+            f"  context   {info.max_model_len} tokens{cut * (info.max_model_len < info.wanted_model_len)}",
             f"  KV cache  {capacity} tokens ({capacity * info.kv_bytes_per_token / 2**20:.0f} MiB)",
             f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
-            f'              -d \'{{"model": "{name}", "messages": '
+            f'              -d \'{{"model": "{names[0]}", "temperature": 0, "messages": '
             '[{"role": "user", "content": "What is the capital of France?"}]}\'',
         ]
     )
