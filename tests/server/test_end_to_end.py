@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -391,7 +392,31 @@ def test_sigterm_lets_a_running_stream_finish(tmp_path: Any) -> None:
     thread.join()
     assert finish[-1] == "length"
     assert status == 0, log
-    assert "1 running requests have 30 s to finish" in log
+    assert "waiting for 1 answer, up to 30 s; again to end at once" in log
+
+
+def test_a_second_signal_ends_a_server_that_waits_for_answers() -> None:
+    server = RealServer(served_model_names=("one", "two"), api_keys=("secret",))
+    assert server.process.stdout is not None
+    banner = [server.process.stdout.readline() for _ in range(7)]
+    assert "also as   two" in banner[0]
+    assert banner[1].strip().endswith(".gguf")
+    assert "Bearer YOUR_KEY" in banner[-2]
+    assert '"temperature": 0' in banner[-1]
+    engine = server.engine_pid()
+    with server.client().completions.create(
+        model="one", prompt="Once", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        os.kill(server.process.pid, signal.SIGINT)
+        while server.http.get("/health").status_code == 200:
+            time.sleep(0.01)
+        os.kill(server.process.pid, signal.SIGINT)
+        assert server.process.wait(5) == -signal.SIGINT
+    end = time.monotonic() + 10
+    while Path(f"/proc/{engine}").exists():
+        assert time.monotonic() < end, "the engine has outlived its server"
+        time.sleep(0.02)
 
 
 def test_what_keeps_a_server_from_starting_is_said_in_one_line(tmp_path: Any) -> None:

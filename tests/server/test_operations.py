@@ -151,7 +151,38 @@ def test_the_openapi_document_describes_the_bodies(server: ScriptedServer) -> No
     assert {"temperature", "top_k", "logit_bias", "stream_options"} <= set(schema["properties"])
     assert "$ref" not in str(schema)
     assert {"/v1/completions", "/v1/models", "/health", "/metrics", "/v1/journeys"} <= set(document["paths"])
-    assert server.get("/docs").status_code == 200
+    # No page that would load its scripts from elsewhere.
+    assert server.get("/docs").status_code == 404
+
+
+def test_the_root_says_where_to_look(server: ScriptedServer) -> None:
+    root = server.get("/").json()
+    for path in ("/v1/models", "/health", "/metrics", "/openapi.json"):
+        assert path in root.values()
+        assert server.get(path).status_code == 200
+
+
+def test_what_is_refused_has_a_line_that_names_the_parameter(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(api_keys=("the-secret-key",))
+    auth = {"authorization": "Bearer the-secret-key"}
+    body = {"model": MODEL, "messages": MESSAGES}
+    with caplog.at_level(logging.INFO):
+        server.post("/v1/chat/completions", body, authorization="Bearer a-secret-guess")
+        server.post("/v1/chat/completions", body | {"temperature": 9}, **auth)
+        server.post("/v1/chat/completions", body | {"stop": 5}, **auth)
+        server.post("/v1/chat/completions", body | {"messages": [{"role": "secret"}]}, **auth)
+        server.get("/nowhere%0Ax", headers=auth)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("tokentrail.server")]
+    path = "/v1/chat/completions"
+    assert lines[0] == f"POST {path}: 401 invalid_api_key"
+    assert lines[1].endswith(f"{path}: 400 invalid_request_error (temperature)")
+    assert lines[2] == f"POST {path}: 400 invalid_request_error (stop)"
+    assert lines[3].endswith(f"{path}: 400 invalid_request_error (messages[0].role)")
+    assert lines[4] == r"GET '/nowhere\nx': 404 unknown_url"
+    assert len(lines) == 5, "one line each"
+    assert "secret" not in caplog.text
 
 
 # --- the end ---------------------------------------------------------------------------------------

@@ -89,6 +89,27 @@ def test_any_body_is_understood_or_refused(text_parts: TextParts, chat: bool, bo
         assert len(sequence.request.prompt) + made.max_tokens <= 512
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "You must provide messages[0].content."),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "You must provide messages[0].role."),
+        ({"messages": [*MESSAGES, {"role": "alien", "content": "x"}]}, "messages[1].role",
+         "messages[1].role must be one of system, developer, user, assistant, tool, function, not 'alien'."),
+        ({"messages": "x"}, "messages", "Invalid value for 'messages': it should be a list."),
+        ({"stop": 5}, "stop", "Invalid value for 'stop': it should be a string or a list."),
+        ({"seed": "x"}, "seed", "Invalid value for 'seed': it should be an integer."),
+        ({"stream": 1}, "stream", "Invalid value for 'stream': it should be true or false."),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)  # fmt: skip
+def test_mistakes_are_named_in_plain_words(fields: dict[str, Any], param: str, said: str) -> None:
+    body = {"model": "m", "messages": MESSAGES, **fields}
+    with pytest.raises(InvalidRequest) as caught:
+        ChatDialect(parse(ChatCompletionRequest, json.dumps(body).encode())).question()
+    assert (caught.value.message, caught.value.param) == (said, param)
+
+
 @settings(max_examples=200, deadline=None)
 @given(raw=st.binary(max_size=60))
 def test_any_bytes_are_refused(raw: bytes) -> None:

@@ -110,7 +110,8 @@ def resolve_max_tokens(request: AnswerRequest, token_ids: Sequence[int], context
         return left if request.default_max_tokens is None else min(left, request.default_max_tokens)
     if asked < 1 and not (asked == 0 and request.echo):
         raise InvalidRequest(
-            f"max_tokens must be from 1 to {left}, not {asked}: the {field} has {used} tokens and the "
+            f"max_tokens must be from 1 to {left}, not {asked}: the {field} "
+            f"{'have' if field == 'messages' else 'has'} {used} tokens and the "
             f"context holds {context}.",
             param="max_tokens",
         )

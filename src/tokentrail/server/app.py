@@ -29,6 +29,8 @@ def create_app(state: ServerState) -> FastAPI:
         title="Tokentrail",
         version=__version__,
         description="An OpenAI-compatible server that keeps a trail of every answer.",
+        # Their pages load scripts from elsewhere: nothing without a network, and others learn of it with one.
+        docs_url=None,
         redoc_url=None,
         # A redirect would be to wherever the client's Host header says.
         redirect_slashes=False,
@@ -38,7 +40,9 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(_journeys(state))
     app.add_exception_handler(TokentrailError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_middleware(Gate, keys=Keys(config.api_keys), metrics=state.metrics)
+    app.add_middleware(
+        Gate, keys=Keys(config.api_keys), metrics=state.metrics, log_requests=config.log_requests
+    )
     if config.allowed_origins:
         # Outermost: a browser must be able to read a refusal too, and its preflight has no key.
         app.add_middleware(
@@ -54,6 +58,13 @@ def create_app(state: ServerState) -> FastAPI:
 
 def _operations(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["operations"])
+
+    @router.get("/")
+    async def root() -> Response:
+        """Where to look."""
+        paths = {"models": "/v1/models", "chat": "/v1/chat/completions", "journeys": "/v1/journeys"}
+        operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
+        return _json({"name": "Tokentrail", "version": __version__, **paths, **operations})
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health")

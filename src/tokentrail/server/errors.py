@@ -14,6 +14,9 @@ from tokentrail.protocol import Overloaded, TokentrailError
 
 log = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""The status that is counted when the client hung up before there was one (nginx's number for it)."""
+
 
 class ErrorBody(msgspec.Struct, kw_only=True):
     message: str
@@ -89,7 +92,27 @@ def error_response(error: Exception) -> Response:
 
 
 async def on_error(request: Request, error: Exception) -> Response:
+    request.state.problem = error
     return error_response(error)
+
+
+def describe(error: Exception) -> str:
+    """An error for a line of the log: status, code, the parameter at fault. Without its message, which may quote
+    what the user wrote.
+    """
+    if not isinstance(error, TokentrailError):
+        return "500"
+    if error.status == CLIENT_GONE:
+        return "the client left (499)"
+    return f"{error.status} {error.code or error.type}" + (
+        f" ({printable(error.param)})" if error.param else ""
+    )
+
+
+def printable(text: str) -> str:
+    """What a client sent, harmless in a line of the log."""
+    cut = text if len(text) <= 100 else f"{text[:100]}…"
+    return cut if cut.isprintable() else repr(cut)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -97,11 +120,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     what = {404: "Unknown request URL", 405: "Not allowed"}.get(status, "Error")
     message = f"{what}: {request.method} {request.url.path}."
-    response = error_response(
-        HTTPError(
-            status, message, type="invalid_request_error", code="unknown_url" if status == 404 else None
-        )
-    )
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
+    response = await on_error(request, HTTPError(status, message, type="invalid_request_error", code=code))
     response.headers.update(getattr(error, "headers", None) or {})
     return response
 

@@ -1,9 +1,10 @@
-"""What every HTTP request passes first: its id, its key, a count of its response, and a net under its
-errors.
+"""What every HTTP request passes first: its id, its key, a count of its response, a net under its errors, and a
+line in the log if it is refused.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -13,11 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
-from tokentrail.server.errors import error_response, log_internal
+from tokentrail.server.errors import CLIENT_GONE, describe, error_response, log_internal, printable
 from tokentrail.server.keys import OPEN_PATHS, Keys
 
-CLIENT_GONE = 499
-"""The status that is counted when the client hung up before there was one (nginx's number for it)."""
+log = logging.getLogger(__name__)
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 
@@ -28,8 +28,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 class Gate:
     """ASGI middleware. Leaves `tenant`, `client_request_id` and `received` in the request's state."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, *, log_requests: bool = True) -> None:
         self.app = app
+        self.log_requests = log_requests
         self.keys = keys
         self.metrics = metrics
 
@@ -68,12 +69,17 @@ class Gate:
         except TokentrailError as error:
             if status:
                 raise
+            state["problem"] = error
             await error_response(error)(scope, receive, counted)
         except Exception as error:
             log_internal(error, f"{_method(scope)} {_route(scope)}")
             if not status:
                 await error_response(error)(scope, receive, counted)
         finally:
+            # Those that reach a model have a line of their own.
+            problem = state.get("problem")
+            if self.log_requests and isinstance(problem, TokentrailError):
+                log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
             self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
 
 

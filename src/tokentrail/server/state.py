@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from tokentrail.server.errors import HTTPError, unavailable
+from tokentrail.server.errors import CLIENT_GONE, HTTPError, unavailable
 
 if TYPE_CHECKING:
     from tokentrail.answer import Backend
@@ -26,7 +26,7 @@ class ClientGone(HTTPError):
 
     def __init__(self) -> None:
         message = "The client closed the connection."
-        super().__init__(499, message, type="server_error", code="client_gone")
+        super().__init__(CLIENT_GONE, message, type="server_error", code="client_gone")
 
 
 class ServerState:
@@ -75,11 +75,15 @@ class ServerState:
         """Take no more requests, let those that run finish within `timeout` seconds, then end them."""
         self.draining = True
         if self.active:
-            log.info("shutting down: %d running requests have %g s to finish", len(self.active), timeout)
+            count = len(self.active)
+            answers = f"{count} answer{'s' * (count != 1)}"
+            log.info("shutting down: waiting for %s, up to %g s; again to end at once", answers, timeout)
+        else:
+            log.info("shutting down")
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except asyncio.TimeoutError:
-            log.warning("shutting down: %d requests did not finish in time", len(self.active))
+            log.warning("shutting down: %d answers did not finish in time and are ended", len(self.active))
             for guard in list(self.active):
                 guard.end(unavailable("The server is shutting down.", "shutting_down"))
             # Their last words take a moment, unless nobody reads them.

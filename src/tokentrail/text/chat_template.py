@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -158,5 +159,10 @@ def _compile(source: str, origin: str) -> jinja2.Template:
     raise ModelFileError(" ".join(f"{origin} is not valid ({problem}). {remedy}".split()))
 
 
+_MISSING = re.compile(r"'[\w. ]*dict object' has no attribute '(\w+)'")
+
+
 def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.UndefinedError) and (missing := _MISSING.fullmatch(error.message or "")):
+        return f"it needs {missing[1]!r}, which a message does not have"
     return str(error).rstrip(".") or type(error).__name__

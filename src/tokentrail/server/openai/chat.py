@@ -25,6 +25,8 @@ from tokentrail.server.openai.responses import (
 )
 from tokentrail.server.sse import event
 
+# OpenAI's. A role that the template does not know would be taken for another, or left out.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What a template sets itself, or what other parameters say.
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 _LOWEST_LOGPROB = -9999.0
@@ -49,6 +51,14 @@ def _message(message: ChatMessage, at: int) -> dict[str, Any]:
     """As the template gets it: text alone. `developer` is OpenAI's newer word for `system`."""
     # Not `model_dump`, which takes ten times as long: a body may have a hundred thousand messages.
     given = {"name": message.name, **(message.model_extra or {})}
+    if message.role not in _ROLES:
+        where = f"messages[{at}].role"
+        raise InvalidRequest(
+            f"{where} must be one of {', '.join(_ROLES)}, not {message.role[:40]!r}.", param=where
+        )
+    if message.content is None and not (given.get("tool_calls") or given.get("function_call")):
+        where = f"messages[{at}].content"
+        raise InvalidRequest(f"You must provide {where}.", param=where)
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     fields |= {key: value for key, value in given.items() if value is not None}
     if isinstance(message.content, str):

@@ -259,6 +259,8 @@ def invalid(error: ValidationError) -> InvalidRequest:
         if one == path and (said := _wanted(entry["msg"])) not in wanted:
             wanted.append(said)
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+    if wanted == [_MISSING]:
+        return InvalidRequest(f"You must provide {field}.", param=field)
     return InvalidRequest(f"Invalid value for '{field}': it should be {' or '.join(wanted)}.", param=field)
 
 
@@ -271,10 +273,24 @@ def _names_a_type(part: int | str) -> bool:
     return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
 
 
+_PLAIN = {
+    "a valid string": "a string",
+    "a valid list": "a list",
+    "a valid array": "a list",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid dictionary": "an object",
+}
+"""pydantic's words → JSON's."""
+_MISSING = "field required"
+
+
 def _wanted(message: str) -> str:
     for start in ("Input should be ", "Value should be ", "Value should have ", "List should have "):
         if message.startswith(start):
-            return message[len(start) :]
+            wanted = message[len(start) :]
+            return _PLAIN.get(wanted, wanted)
     return message[0].lower() + message[1:]
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tokentrail.answer import Answer, AnswerRequest, Choice, Chunk, ModelCard, Prompt, collect
 from tokentrail.protocol import SamplingParams, TokentrailError
 from tokentrail.server.body import read_body
-from tokentrail.server.errors import error_json, error_response, log_internal, model_not_found
+from tokentrail.server.errors import describe, error_json, error_response, log_internal, model_not_found
 from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.requests import (
     ChatCompletionRequest,
@@ -229,10 +229,7 @@ class _Generation(Response):
 
     def _log(self, problem: Exception | None, seconds: float) -> None:
         """One line, without any of the text."""
-        if isinstance(problem, TokentrailError):
-            outcome = f"{problem.status} {problem.code or problem.type}"
-        else:
-            outcome = "200" if problem is None else "500"
+        outcome = "200" if problem is None else describe(problem)
         if self._answer is None:
             log.info("%s %s: %s", self._id, self._request.url.path, outcome)
             return
