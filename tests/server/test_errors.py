@@ -13,7 +13,9 @@ from scripted_engine import engine_info
 
 from conftest import MODEL, MakeServer, ScriptedServer
 from tokentrail.protocol import EngineDead, InvalidRequest, Overloaded
+from tokentrail.server.errors import describe
 from tokentrail.server.openai import requests
+from tokentrail.server.state import ClientGone
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -354,3 +356,16 @@ def test_a_bug_is_500_and_says_nothing(
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text
     assert server.engine.running == set()
+
+
+def test_a_line_of_the_log_says_who_left_and_what_was_wrong() -> None:
+    assert describe(ClientGone()) == "the client left (499)"
+    assert describe(InvalidRequest("the text", param="top_p")) == "400 invalid_request_error (top_p)"
+    assert describe(InvalidRequest("the text", param="a\nb")) == r"400 invalid_request_error ('a\nb')"
+    assert describe(EngineDead("the text")) == "503 engine_dead"
+    assert describe(ValueError("the text")) == "500"
+
+
+def test_messages_have_tokens_and_a_prompt_has_some(server: ScriptedServer) -> None:
+    assert "the messages have " in server.chat(max_tokens=0).json()["error"]["message"]
+    assert "the prompt has " in server.complete(max_tokens=0).json()["error"]["message"]

@@ -165,6 +165,7 @@ def refusal(source: str, messages: Any = HELLO) -> str:
     [
         ("{{ messages[0]['content']['x']['y'] }}", "cannot render"),
         ("{{ 1 + 'a' }}", "cannot render"),
+        ("{{ '' + messages[0].thoughts }}", "it needs 'thoughts', which a message does not have"),
         ("{{ nothing() }}", "'nothing' is undefined"),
         ("{% include 'x' %}", "cannot render"),
         ("{{ 1 / 0 }}", "division by zero"),
