@@ -103,8 +103,10 @@ def test_long_words_equal_llama_cpp(text: str, pair: tuple[Tokenizer, LlamaCpp])
 def test_round_trip(text: str, pair: tuple[Tokenizer, LlamaCpp]) -> None:
     ours, theirs = pair
     ids = ours.encode(text, add_special_tokens=False)
-    assert ours.decode(ids, text_start=True) == text
     assert ours.decode(ids) == theirs.decode(ids)
+    # After a user-defined token, as after any special one, the next word gets a space before it, here as there.
+    if "    " not in text:
+        assert ours.decode(ids, text_start=True) == text
 
 
 def source(**changes: Any) -> TokenizerSource:
