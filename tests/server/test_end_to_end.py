@@ -266,8 +266,8 @@ async def test_64_clients_a_third_hanging_up_and_too_few_blocks(server: RealServ
     rng = random.Random(64)
     cases = []
     for number in range(64):
-        # One block at first, two or three at the end: more than there is for those that run at once.
-        body = random_body(server.model, rng, 8, (18, 36))
+        # One block at first, three or four at the end: far more than there is for those that run at once.
+        body = random_body(server.model, rng, 8, (28, 44))
         body["extra_body"]["priority"] = rng.choice([0, 0, -1])
         hangs_up = number % 3 == 2
         cases.append(Case(body, hang_up_after=rng.randint(1, 5) if hangs_up else None))
@@ -275,7 +275,7 @@ async def test_64_clients_a_third_hanging_up_and_too_few_blocks(server: RealServ
     async with server.async_client() as client:
 
         async def late(case: Case) -> Case:
-            await asyncio.sleep(rng.random() * 0.2)
+            await asyncio.sleep(rng.random() * 0.05)
             return await run(client, case)
 
         await asyncio.gather(*[late(case) for case in cases])

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 from scripted_engine import engine_info
+from scripted_server import MODEL, MakeServer, ScriptedServer
 
-from conftest import MODEL, MakeServer, ScriptedServer
 from tokentrail.protocol import EngineDead, InvalidRequest, Overloaded
 from tokentrail.server.errors import describe
 from tokentrail.server.openai import requests

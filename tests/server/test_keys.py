@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from scripted_server import MODEL, TEXT, MakeServer
 
-from conftest import MODEL, TEXT, MakeServer
 from tokentrail.protocol import TokentrailError
 from tokentrail.server import keys
 from tokentrail.server.errors import HTTPError

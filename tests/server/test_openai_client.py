@@ -7,8 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-
-from conftest import MODEL, TEXT, MakeServer, ScriptedServer
+from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
 MESSAGES: Any = [
     {"role": "system", "content": "You are helpful."},

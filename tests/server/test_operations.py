@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import openai
 import pytest
+from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
-from conftest import MODEL, TEXT, MakeServer, ScriptedServer
 from tokentrail.journey import JourneyList, JourneyView
 
 MESSAGES: Any = [{"role": "user", "content": "the secret question"}]

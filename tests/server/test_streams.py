@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from scripted_engine import engine_info
+from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
-from conftest import MODEL, TEXT, MakeServer, ScriptedServer
 from tokentrail.server.connection import Connection
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
