@@ -12,7 +12,7 @@ size_t pool_bytes(KvType type, int64_t layers, int64_t blocks, int32_t block_siz
   if (block_size < TILE || SEGMENT % block_size) throw std::invalid_argument("the block size must be 16, 32, 64, 128 or 256");
   KvLayer l{type, nullptr, nullptr, heads, head_dim, block_size};
   size_t bytes = l.block_bytes();
-  if (__builtin_mul_overflow(bytes, (size_t)layers * 2, &bytes) || __builtin_mul_overflow(bytes, (size_t)blocks, &bytes))
+  if (__builtin_mul_overflow(bytes, (size_t)layers, &bytes) || __builtin_mul_overflow(bytes, (size_t)blocks, &bytes))
     throw std::bad_alloc();
   return bytes;
 }

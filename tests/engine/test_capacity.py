@@ -220,6 +220,7 @@ def test_what_is_planned_covers_what_is_taken(shape: dict[str, int], format: str
     executable = backend.compile(
         model.program, got.kv, Limits(256, 32, got.max_logit_rows), checkpoint.config.vocab_size
     )
+    assert executable._kv.bytes == got.kv.nbytes
     planned = capacity._activation_bytes(checkpoint, config, got.max_logit_rows)
     assert executable.nbytes <= planned + 16 * 1024, "buffers are rounded up to lines, a few bytes each"
     assert planned < 4 * executable.nbytes
