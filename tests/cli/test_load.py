@@ -131,6 +131,16 @@ async def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
         assert server.connections == 3
 
 
+async def test_an_idle_connection_that_the_server_ends_is_not_used_again() -> None:
+    """Its end may be read before it is lost; in between it can no longer send."""
+    server = Server(well)
+    async with server.running() as client:
+        await client.stream("completions", {})
+        client._idle[0].eof_received()
+        assert (await client.stream("completions", {})).output_tokens == 3
+        assert server.connections == 2
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 7, 11, 100])
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
 async def test_events_cut_anywhere(cut: int, newline: bytes) -> None:

@@ -278,7 +278,9 @@ class LoadClient:
             connection = None
             while self._idle and connection is None:
                 candidate = self._idle.pop()
-                connection = None if candidate.closed else candidate
+                # A server that ends an idle connection leaves it unable to send before it is lost.
+                usable = not candidate.closed and candidate.http.our_state is h11.IDLE
+                connection = candidate if usable else None
             kept = connection is not None
             if connection is None:
                 connection = await self._connect()
