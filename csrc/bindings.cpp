@@ -71,11 +71,6 @@ void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positi
   s.row_starts = row_starts.data();
   s.block_tables = block_tables.data();
   s.logit_row_ids = logit_rows.data();
-  p.check(s);
-  std::vector<int32_t> row_sequence((size_t)s.tokens);
-  for (int64_t q = 0; q < s.sequences; ++q)
-    for (int32_t t = s.row_starts[q]; t < s.row_starts[q + 1]; ++t) row_sequence[t] = (int32_t)q;
-  s.row_sequence = row_sequence.data();
   nb::gil_scoped_release release;
   p.run(s, only);
 }

@@ -232,8 +232,12 @@ void Program::plan(const StepView& s) {
   if ((int64_t)partials_.size() < floats) partials_.resize((size_t)floats);
 }
 
-void Program::run(const StepView& step, int only) {
+void Program::run(StepView step, int only) {
   check(step);
+  row_sequence_.resize((size_t)step.tokens);
+  for (int64_t q = 0; q < step.sequences; ++q)
+    for (int32_t t = step.row_starts[q]; t < step.row_starts[q + 1]; ++t) row_sequence_[t] = (int32_t)q;
+  step.row_sequence = row_sequence_.data();
   if (only >= (int)calls_.size()) throw std::invalid_argument("no such call");
   plan(step);
   if (!counters_) {

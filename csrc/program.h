@@ -43,7 +43,7 @@ class Program {
   void gather_logit_rows(int x, int out);
 
   // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
-  void run(const StepView& step, int only = -1);
+  void run(StepView step, int only = -1);
   int64_t calls() const { return (int64_t)calls_.size(); }
   int64_t buffers() const { return (int64_t)buffers_.size(); }
   float* data(int buffer) const { return buffers_[buffer].activation.f; }
@@ -55,7 +55,6 @@ class Program {
   // Seconds spent in each call over the last runs, when timing is on (thread 0's view).
   void set_timing(bool on) { timing_ = on; }
   std::vector<std::pair<std::string, double>> timings() const;
-  void check(const StepView& step) const;
 
  private:
   enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER };
@@ -71,7 +70,7 @@ class Program {
     Matrix w{};
     const float* weight = nullptr;
     float a = 0, b = 0;
-    int i0 = 0, i1 = 0, i2 = 0, i3 = 0, layer = -1;
+    int i0 = 0, i1 = 0, i2 = 0, layer = -1;
     bool flag = false;
     std::vector<double> frequencies;
     bool barrier = false;  // threads meet before this call
@@ -91,6 +90,7 @@ class Program {
 
   Call& push(Kind kind, std::vector<int> reads, std::vector<int> writes);
   void need(int buffer, Rows rows, int64_t dim) const;
+  void check(const StepView& step) const;
   void plan(const StepView& step);
   void execute(size_t index, const StepView& step, int thread);
   int64_t count(Rows rows, const StepView& step) const { return rows == Rows::TOKENS ? step.tokens : step.logit_rows; }
@@ -111,6 +111,7 @@ class Program {
   std::vector<AttentionTask> attention_tasks_;
   std::vector<MergeTask> merge_tasks_;
   std::vector<float> partials_;
+  std::vector<int32_t> row_sequence_;
   std::vector<Memory> scratch_;  // one a thread
   bool timing_ = false;
 };

@@ -96,7 +96,7 @@ struct StepView {
   const int32_t* row_starts;
   const int32_t* block_tables;
   const int32_t* logit_row_ids;
-  const int32_t* row_sequence;  // [T], the sequence each row belongs to
+  const int32_t* row_sequence;  // [T], the sequence each row belongs to; Program::run fills it in
 };
 
 struct AttentionArgs {
@@ -155,8 +155,6 @@ struct Kernels {
 };
 
 constexpr int ATTENTION_TOKENS = 16;  // query tokens that one attention task takes at most
-size_t attention_scratch_bytes(int32_t heads, int32_t kv_heads, int32_t head_dim);
-size_t sample_scratch_bytes(int64_t vocab);
 
 const Kernels* kernels_portable();
 #ifdef TT_X86

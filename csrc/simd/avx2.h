@@ -84,14 +84,6 @@ inline void store_u16(uint16_t* p, VI x) {
   __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xD8);
   _mm256_storeu_si256((__m256i*)p, packed);
 }
-inline VI load_u16(const uint16_t* p) {
-  return {_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)),
-          _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)))};
-}
-inline VI load_u8(const uint8_t* p) {
-  __m128i x = _mm_loadu_si128((const __m128i*)p);
-  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
-}
 
 inline float hsum(VF x) {
   __m256 s = _mm256_add_ps(x.a, x.b);

@@ -24,7 +24,6 @@ inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
 
 inline VI loadi(const void* p) { return {_mm512_loadu_si512(p)}; }
-inline void storei(void* p, VI a) { _mm512_storeu_si512(p, a.v); }
 inline VI set1i(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline VI operator+(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline VI operator-(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
@@ -56,8 +55,6 @@ inline VF load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si2
 inline void store_i8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 // Low half of each lane to 16 consecutive 16-bit words.
 inline void store_u16(uint16_t* p, VI a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
-inline VI load_u16(const uint16_t* p) { return {_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
-inline VI load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 
 // Sum and maximum of all lanes, always by the same tree: halves, quarters, pairs.
 inline float hsum(VF a) {

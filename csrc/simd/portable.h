@@ -27,7 +27,6 @@ inline VF max(const VF& a, const VF& b) { return {a.v > b.v ? a.v : b.v}; }
 inline VF min(const VF& a, const VF& b) { return {a.v < b.v ? a.v : b.v}; }
 
 inline VI loadi(const void* p) { VI r; std::memcpy(&r, p, 64); return r; }
-inline void storei(void* p, const VI& a) { std::memcpy(p, &a, 64); }
 inline VI set1i(int32_t x) { return {I16x{} + x}; }
 inline VI operator+(const VI& a, const VI& b) { return {(I16x)((U16x)a.v + (U16x)b.v)}; }
 inline VI operator-(const VI& a, const VI& b) { return {(I16x)((U16x)a.v - (U16x)b.v)}; }
@@ -87,8 +86,6 @@ inline VF load_f16(const uint16_t* p) {
 }
 inline void store_i8(int8_t* p, const VI& a) { for (int i = 0; i < 16; ++i) p[i] = (int8_t)a.v[i]; }
 inline void store_u16(uint16_t* p, const VI& a) { for (int i = 0; i < 16; ++i) p[i] = (uint16_t)a.v[i]; }
-inline VI load_u16(const uint16_t* p) { VI r; for (int i = 0; i < 16; ++i) r.v[i] = p[i]; return r; }
-inline VI load_u8(const uint8_t* p) { VI r; for (int i = 0; i < 16; ++i) r.v[i] = p[i]; return r; }
 
 inline float hsum(const VF& a) {
   float t[8];

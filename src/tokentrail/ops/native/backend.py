@@ -14,8 +14,6 @@ from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
 from tokentrail.ops.native import _native
 from tokentrail.ops.program import Call, Program
 
-NO_ALTERNATIVES = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
-
 
 def available_isas() -> list[str]:
     """Instruction sets this machine can run, best first."""
