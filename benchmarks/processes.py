@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -59,3 +60,26 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, timeout: flo
 def tokentrail(*arguments: str | Path) -> list[str]:
     """The command line of this environment's `tokentrail`."""
     return [sys.executable, "-m", "tokentrail", *map(str, arguments)]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it (Linux)."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def thread_seconds(pids: Sequence[int]) -> dict[str, float]:
+    """CPU seconds so far of each thread, by its name, its process's and its number (Linux)."""
+    spent = {}
+    for pid in pids:
+        process = Path(f"/proc/{pid}/comm").read_text().strip()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            fields = (task / "stat").read_text()
+            name = fields[fields.index("(") + 1 : fields.rindex(")")]
+            times = fields.rpartition(")")[2].split()
+            ticks = int(times[11]) + int(times[12])
+            spent[f"{process}/{name} {task.name}"] = ticks / os.sysconf("SC_CLK_TCK")
+    return spent

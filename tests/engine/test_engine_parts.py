@@ -46,7 +46,25 @@ def test_pacing_learns_from_the_steps_themselves() -> None:
     for _ in range(50):
         pacing.observe(32, 0, 3 * decode)
     assert pacing.cap(32) == pytest.approx(6 * decode / prompt, rel=0.1)
-    assert pacing.cap(2) == pacing.cap(1)  # of the nearest smaller size known
+    # Between sizes seen, a step's time is interpolated.
+    assert pacing.cap(16) == pytest.approx(2 * decode / prompt * (1 + 2 * 15 / 31), rel=0.1)
+
+
+def test_pacing_measures_a_burst_against_all_who_want_an_answer() -> None:
+    pacing = Pacing(2048)
+    decode, prompt = 0.004, 0.0005
+    for _ in range(50):
+        pacing.observe(1, 0, decode)
+        pacing.observe(0, 500, 500 * prompt)
+    alone = pacing.cap(1, 0)
+    assert alone == pytest.approx(2 * decode / prompt, rel=0.1)
+    # A batch of 32 was not seen yet: each sequence more takes at least as long as a prompt token.
+    full = decode + 31 * prompt
+    assert pacing.cap(1, 31) == pytest.approx((3 * full - decode) / prompt, rel=0.1)
+    # From the burst's beginning to its end, a step with prompts takes as long as three of a full batch.
+    for decodes in range(1, 32):
+        seconds = decode + (decodes - 1) * prompt + pacing.cap(decodes, 32 - decodes) * prompt
+        assert seconds == pytest.approx(3 * full, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 10.0])
@@ -55,6 +73,7 @@ def test_pacing_keeps_within_the_budget_and_lets_prompts_advance(seconds: float)
     for decodes, prompt in itertools.product((0, 1, 64), (0, 16, 400)):
         pacing.observe(decodes, prompt, seconds)
         assert 16 <= pacing.cap(max(decodes, 1)) <= 512
+        assert 16 <= pacing.cap(1, 200) <= 512
     assert Pacing(4).cap(1) == 4
 
 

@@ -133,7 +133,8 @@ class Scheduler:
         budget = self._max_tokens - decodes
         rows = self._max_rows - decodes
         if decodes:
-            budget = min(budget, self.pacing.cap(decodes))
+            wanting = min(len(self.running) + self.num_waiting, self.max_running)
+            budget = min(budget, self.pacing.cap(decodes, wanting - decodes))
 
         short = False
         at = 0
