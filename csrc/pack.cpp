@@ -54,17 +54,25 @@ const Format& find(const std::string& name) {
   throw std::invalid_argument("no packed layout for weights stored as " + name);
 }
 
+// Words of four bytes: the unit that the layouts keep together.
+TT_INLINE uint32_t load_word(const uint8_t* from) {
+  uint32_t word;
+  std::memcpy(&word, from, 4);
+  return word;
+}
+TT_INLINE void store_word(uint8_t* to, uint32_t word) { std::memcpy(to, &word, 4); }
+
 void pack_group(Layout layout, const Group* columns, uint8_t* to) {
   if (layout == Layout::Q8) {
     for (int c = 0; c < PANEL; ++c)
-      for (int k = 0; k < GROUP; ++k) to[64 * (k / 4) + 4 * c + k % 4] = columns[c].q[k];
+      for (int j = 0; j < 8; ++j) store_word(to + 64 * j + 4 * c, load_word(columns[c].q + 4 * j));
     to += 512;
   } else {
-    // Load j of 64 bytes holds k = 8j … 8j+3 in the low nibbles and 8j+4 … 8j+7 in the high ones, four per column.
+    // Load j of 64 bytes holds k = 8j … 8j+3 in the low nibbles and 8j+4 … 8j+7 in the high ones, four per column. A
+    // quantized value has four bits, so shifting a word moves no bit into its neighbour's byte.
     for (int c = 0; c < PANEL; ++c)
       for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < 4; ++i)
-          to[64 * j + 4 * c + i] = (uint8_t)(columns[c].q[8 * j + i] | columns[c].q[8 * j + 4 + i] << 4);
+        store_word(to + 64 * j + 4 * c, load_word(columns[c].q + 8 * j) | load_word(columns[c].q + 8 * j + 4) << 4);
     to += 256;
   }
   for (int c = 0; c < PANEL; ++c) std::memcpy(to + 2 * c, &columns[c].scale, 2);
@@ -72,26 +80,32 @@ void pack_group(Layout layout, const Group* columns, uint8_t* to) {
     for (int c = 0; c < PANEL; ++c) std::memcpy(to + 32 + 2 * c, &columns[c].min, 2);
 }
 
+// Rows of `row_bytes` bytes, of which the first `count` elements of `Size` bytes go to to[element][column].
+template <int Size> void transpose(const uint8_t* rows, size_t row_bytes, int cols, int64_t count, uint8_t* to) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int c = 0; c < cols; ++c) std::memcpy(to + (i * PANEL + c) * Size, rows + (size_t)c * row_bytes + i * Size, Size);
+}
+
 void pack_panel(const Format& f, const Matrix& m, const uint8_t* data, int64_t k, int64_t panel, uint8_t* to) {
   const int64_t col0 = panel * PANEL;
   const int cols = (int)(m.n - col0 < PANEL ? m.n - col0 : PANEL);
-  if (f.read) {
-    const size_t row_bytes = (size_t)(k / GROUP) * f.block_bytes;
-    for (int64_t g = 0; g < k / GROUP; ++g, to += group_bytes(f.layout)) {
-      Group columns[PANEL];
-      std::memset(columns, 0, sizeof columns);
-      for (int c = 0; c < cols; ++c) f.read(data + (size_t)(col0 + c) * row_bytes + (size_t)g * f.block_bytes, &columns[c]);
-      pack_group(f.layout, columns, to);
-    }
-    return;
+  const size_t row_bytes = (size_t)(k / f.block_values) * f.block_bytes;
+  const uint8_t* rows = data + (size_t)col0 * row_bytes;
+  switch (f.layout) {
+    case Layout::BF16:  // pairs of K stand together
+      transpose<4>(rows, row_bytes, cols, k / 2, to);
+      if (k % 2)
+        for (int c = 0; c < cols; ++c) std::memcpy(to + (size_t)(k / 2) * 64 + c * 4, rows + (size_t)c * row_bytes + (k - 1) * 2, 2);
+      return;
+    case Layout::F16: return transpose<2>(rows, row_bytes, cols, k, to);
+    case Layout::F32: return transpose<4>(rows, row_bytes, cols, k, to);
+    default: break;
   }
-  const int bytes = f.block_bytes;
-  for (int c = 0; c < cols; ++c) {
-    const uint8_t* row = data + (size_t)(col0 + c) * k * bytes;
-    for (int64_t i = 0; i < k; ++i) {
-      const size_t at = f.layout == Layout::BF16 ? (size_t)(i / 2) * 64 + c * 4 + (i & 1) * 2 : (size_t)(i * PANEL + c) * bytes;
-      std::memcpy(to + at, row + (size_t)i * bytes, bytes);
-    }
+  Group columns[PANEL];
+  std::memset(columns, 0, sizeof columns);
+  for (int64_t g = 0; g < k / GROUP; ++g, to += group_bytes(f.layout)) {
+    for (int c = 0; c < cols; ++c) f.read(rows + (size_t)c * row_bytes + (size_t)g * f.block_bytes, &columns[c]);
+    pack_group(f.layout, columns, to);
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import struct
 import time
@@ -167,6 +168,41 @@ def test_data_are_views_that_cannot_be_written(small: Path) -> None:
     data = file.data(next(iter(file.tensors.values())))
     with pytest.raises(ValueError, match="read-only"):
         data[0] = 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+def test_released_tensors_take_no_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    arrays = {f"blk.{i}.ffn_up.weight": np.full((1000, 1001), i, np.float32) for i in range(3)}
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def resident() -> int:
+        """Bytes of the file's pages that this process holds."""
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        for line in lines:
+            if line.endswith(str(path)):
+                return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+        return 0
+
+    file = read_gguf(path)
+    first = file.tensors["blk.0.ffn_up.weight"]
+    for tensor in file.tensors.values():
+        file.data(tensor).sum()
+    whole = resident()
+    assert whole > 11_000_000
+    file.release(first)
+    assert resident() <= whole - first.nbytes + 2 * mmap.PAGESIZE
+    for tensor in file.tensors.values():
+        file.release(tensor)
+    assert resident() < 1 << 20
+    for name, tensor in file.tensors.items():
+        np.testing.assert_array_equal(file.data(tensor).view(np.float32), arrays[name].ravel())
 
 
 def test_fingerprint_tells_weights_apart(small: Path, small_bytes: bytes, tmp_path: Path) -> None:

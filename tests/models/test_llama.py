@@ -6,6 +6,7 @@ The golden logits come from `scripts/make_golden.py`; tests marked `oracle` ask 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,6 +134,14 @@ def test_every_tensor_is_counted_and_progress_ends_at_all() -> None:
     assert model.num_parameters == sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values())
     vectors = sum(4 * t.shape[0] for t in checkpoint.tensors.values() if len(t.shape) == 1)
     assert model.weight_bytes == backend.weight_bytes + vectors
+
+
+def test_the_file_s_memory_is_let_go_tensor_by_tensor() -> None:
+    checkpoint = random_checkpoint(format="Q8_0")
+    released: list[str] = []
+    tensors = {n: replace(t, release=partial(released.append, n)) for n, t in checkpoint.tensors.items()}
+    load_model(replace(checkpoint, tensors=tensors), NativeBackend(1))
+    assert sorted(released) == sorted(tensors)
 
 
 @pytest.mark.parametrize("format", ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32"])

@@ -53,7 +53,7 @@ def for_a_while(seed: int, attempt: Callable[[np.random.Generator], None]) -> No
         except REFUSALS:
             refused += 1
         assert succeeded + refused < 1_000_000
-        if time.monotonic() > until + 20:
+        if time.monotonic() > until + 20 and not (succeeded and refused):
             pytest.fail(f"{succeeded} calls succeeded, {refused} were refused: the fuzzer tests nothing")
 
 

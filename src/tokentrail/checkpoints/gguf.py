@@ -87,10 +87,21 @@ class GGUFFile:
     fingerprint: str
     """Hex digest of the metadata, the tensor table and a sample of every tensor's bytes."""
     _bytes: npt.NDArray[np.uint8]
+    _mapping: mmap.mmap
 
     def data(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as on disk: a read-only view, shape (nbytes,)."""
         return self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def release(self, tensor: GGUFTensor) -> None:
+        """Let go of the memory behind the tensor's bytes. They can still be read: they come from the file again.
+
+        Else a process would hold, besides what it makes of them, all pages of the file that it ever looked at.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            # Whole pages, with the neighbours' share of the first and the last.
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -303,6 +314,7 @@ def _parse(path: Path, mapping: mmap.mmap) -> GGUFFile:
         tensors=tensors,
         fingerprint=_fingerprint(data, table_end, tensors),
         _bytes=data,
+        _mapping=mapping,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class ModelConfig:
     sliding_window: int | None = None
 
 
+def _nothing_to_release() -> None:
+    """Bytes that are not a file's."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One stored tensor, memory-mapped. `data` are the raw bytes as on disk."""
@@ -64,6 +68,8 @@ class Tensor:
     format: str
     """GGUF type name (`F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q8_0` …) or another format's."""
     data: npt.NDArray[np.uint8]
+    release: Callable[[], None] = field(default=_nothing_to_release, repr=False, compare=False)
+    """Lets go of the memory behind `data`, which can still be read afterwards: for who has made a copy."""
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
@@ -81,7 +82,9 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
             raise file_error(file.path, problem, CONVERT_AGAIN)
         if name == IGNORED:
             continue
-        tensors[name] = Tensor(name, stored.shape, stored.type.name, file.data(stored))
+        tensors[name] = Tensor(
+            name, stored.shape, stored.type.name, file.data(stored), partial(file.release, stored)
+        )
         stored_names[name] = stored.name
     config = read_config(metadata, file.path, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
     check_tensors(file.path, config, tensors, stored_names)

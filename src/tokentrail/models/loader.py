@@ -110,7 +110,7 @@ class _Source:
                 data = _floats(tensor).view(np.uint8)
             packed = self._backend.matrix(format, data, *tensor.shape)
             self._matrices[name] = packed
-            self._count(tensor, packed.nbytes)
+            self._taken(tensor, packed.nbytes)
         return self._matrices[name]
 
     def bias(self, name: str) -> npt.NDArray[np.float32] | None:
@@ -123,7 +123,7 @@ class _Source:
             raise ModelFileError(
                 f"{self._checkpoint.path}: tensor {name!r} holds values that are not numbers; download the file again"
             )
-        self._count(tensor, vector.nbytes)
+        self._taken(tensor, vector.nbytes)
         return vector
 
     def _tensor(self, name: str) -> Tensor:
@@ -134,7 +134,9 @@ class _Source:
             )
         return tensor
 
-    def _count(self, tensor: Tensor, nbytes: int) -> None:
+    def _taken(self, tensor: Tensor, nbytes: int) -> None:
+        """`tensor` has been copied, into `nbytes`."""
+        tensor.release()
         self.nbytes += nbytes
         self._done += tensor.nbytes
         if self._progress:
