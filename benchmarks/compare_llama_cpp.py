@@ -36,11 +36,11 @@ from typing import Any
 
 from llama_cpp import LlamaCpp, find_programs
 from processes import free_port, server, tokentrail
-from roofline import read_bandwidth
 
 from tokentrail import __version__
 from tokentrail.checkpoints import demo_model_path, open_checkpoint
 from tokentrail.engine import EngineConfig, LocalEngine
+from tokentrail.ops.native import MachineProbe
 from tokentrail.protocol import GenerateRequest, SamplingParams
 
 CLIENTS = 32
@@ -208,7 +208,8 @@ def main() -> None:
         failed["peer"] += failures
         return rate
 
-    bandwidth = read_bandwidth(arguments.threads)
+    probe = MachineProbe(arguments.threads)
+    bandwidth = probe.bandwidth()
     kv_bytes = 4 * checkpoint.config.num_layers * checkpoint.config.num_kv_heads * checkpoint.config.head_dim
     step_bytes = checkpoint.nbytes + kv_bytes * arguments.decode / 2
     lines = [
@@ -240,7 +241,7 @@ def main() -> None:
         for line in lines:
             print(f"turn {turn + 1} of {arguments.repeat}: {line.name}", file=sys.stderr)
             line.measure(first=turn == 0)
-            bandwidth = max(bandwidth, read_bandwidth(arguments.threads, 1))
+            bandwidth = max(bandwidth, probe.bandwidth())
 
     size = f"{checkpoint.nbytes / 2**20:.1f} MiB of tensors"
     failures = f"Failed HTTP requests: llama.cpp {failed['peer']}, Tokentrail {failed['ours']}."

@@ -14,6 +14,7 @@
 #include "math64.h"
 #include "pack.h"
 #include "program.h"
+#include "roofline.h"
 #include "sampler.h"
 
 namespace nb = nanobind;
@@ -129,15 +130,17 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
   sampler.run(a);
 }
 
+const char* layout_name(Layout layout) {
+  static const char* names[] = {"q4_zero8", "q4_min", "q8", "bf16", "f16", "f32"};
+  return names[(int)layout];
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Native kernels of Tokentrail.";
   m.def("available_isas", &available_isas, "Instruction sets this machine can run, best first.");
-  m.def("layout_name", [](const std::string& format) {
-    static const char* names[] = {"q4_zero8", "q4_min", "q8", "bf16", "f16", "f32"};
-    return std::string(names[(int)layout_of(format)]);
-  }, "format"_a);
+  m.def("layout_name", [](const std::string& format) { return layout_name(layout_of(format)); }, "format"_a);
   m.def("is_integer", [](const std::string& format) { return is_integer(layout_of(format)); }, "format"_a,
         "Whether products with this format take quantized activations.");
   m.def("packed_bytes", [](const std::string& format, int64_t n, int64_t k) { return packed_bytes(layout_of(format), n, k); },
@@ -152,6 +155,20 @@ NB_MODULE(_native, m) {
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("size", &ThreadPool::size);
+
+  nb::enum_<Peak>(m, "Peak")
+      .value("INT8", Peak::INT8)
+      .value("INT4", Peak::INT4)
+      .value("BF16", Peak::BF16)
+      .value("F32", Peak::F32);
+  m.def("read_bandwidth", [](ThreadPool& pool, const std::string& isa, size_t bytes, int repetitions) {
+    nb::gil_scoped_release release;
+    return read_bandwidth(pool, *kernels_for(isa), bytes, repetitions);
+  }, "pool"_a, "isa"_a, "bytes"_a, "repetitions"_a, "Bytes a second that all threads read together.");
+  m.def("mac_rate", [](ThreadPool& pool, const std::string& isa, Peak peak, double seconds) {
+    nb::gil_scoped_release release;
+    return mac_rate(pool, *kernels_for(isa), peak, seconds);
+  }, "pool"_a, "isa"_a, "peak"_a, "seconds"_a, "Multiply-accumulates a second of all threads together.");
 
   nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("used", &Arena::used);
 
@@ -171,6 +188,14 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &KvCache::bytes)
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("block_size", &KvCache::block_size);
+
+  nb::class_<CallTiming>(m, "CallTiming")
+      .def_ro("name", &CallTiming::name)
+      .def_ro("seconds", &CallTiming::seconds)
+      .def_prop_ro("logit_rows", [](const CallTiming& t) { return t.rows == Rows::LOGITS; })
+      .def_prop_ro("layout", [](const CallTiming& t) { return layout_name(t.layout); })
+      .def_ro("weight_bytes", &CallTiming::weight_bytes)
+      .def_ro("macs_per_row", &CallTiming::macs_per_row);
 
   nb::class_<BoundProgram>(m, "Program")
       .def("__init__", [](BoundProgram* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, std::shared_ptr<KvCache> kv,

@@ -271,13 +271,24 @@ void Program::run(StepView step, int only) {
   });
 }
 
-std::vector<std::pair<std::string, double>> Program::timings() const {
+void Program::set_timing(bool on) {
+  timing_ = on;
+  for (Call& c : calls_) c.seconds = 0;
+}
+
+std::vector<CallTiming> Program::timings() const {
   static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "silu_mul", "add", "gather"};
-  std::vector<std::pair<std::string, double>> out;
+  std::vector<CallTiming> out;
   for (const Call& c : calls_) {
-    std::string name = names[(int)c.kind];
-    if (c.kind == Kind::LINEAR) name += " " + std::to_string(c.w.n) + "x" + std::to_string(c.w.k);
-    out.emplace_back(name, c.seconds);
+    CallTiming t{names[(int)c.kind], c.seconds};
+    if (c.out >= 0) t.rows = buffers_[c.out].rows;
+    if (c.kind == Kind::LINEAR) {
+      t.name += " " + std::to_string(c.w.n) + "x" + std::to_string(c.w.k);
+      t.layout = c.w.layout;
+      t.weight_bytes = c.w.panels() * (int64_t)c.w.panel_bytes();
+      t.macs_per_row = c.w.n * c.w.k;
+    }
+    out.push_back(std::move(t));
   }
   return out;
 }

@@ -20,6 +20,15 @@ namespace tt {
 
 enum class Rows : int32_t { TOKENS, LOGITS };
 
+// What one call took, and what it had to do: weights read once a step, multiply–accumulates a row.
+struct CallTiming {
+  std::string name;
+  double seconds = 0;
+  Rows rows = Rows::TOKENS;
+  Layout layout = Layout::F32;  // of the weights, where there are any
+  int64_t weight_bytes = 0, macs_per_row = 0;
+};
+
 struct Limits {
   int64_t tokens, sequences, logit_rows;
 };
@@ -52,9 +61,9 @@ class Program {
   int64_t vocab() const { return vocab_; }
   size_t bytes() const;
   const Kernels* kernels() const { return kernels_; }
-  // Seconds spent in each call over the last runs, when timing is on (thread 0's view).
-  void set_timing(bool on) { timing_ = on; }
-  std::vector<std::pair<std::string, double>> timings() const;
+  // Seconds spent in each call since timing was switched on (thread 0's view; threads then meet after every call).
+  void set_timing(bool on);
+  std::vector<CallTiming> timings() const;
 
  private:
   enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER };

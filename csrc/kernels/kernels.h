@@ -126,6 +126,10 @@ struct SampleArgs {
   float* out_top_logprob;
 };
 
+// What `tokentrail bench roofline` measures: products of each kind of operands, and ways to read memory.
+enum class Peak : int32_t { INT8, INT4, BF16, F32 };  // INT4: int8 times values below 16
+constexpr int READ_PATTERNS = 4;
+
 struct Kernels {
   const char* isa;
   // Rows [row0, row1) times panels [panel0, panel1) of W: out = x W^T (+ bias) (+ residual). out and residual may be the same.
@@ -152,6 +156,11 @@ struct Kernels {
   // Merge `segments` parts of one query head, `stride` floats apart.
   void (*attention_merge)(const float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
+  // Run so many rounds of independent multiply–accumulates; read memory in one of the patterns. The values returned
+  // depend on all the work.
+  int64_t (*peak_macs)(Peak peak, int64_t rounds);
+  int64_t (*peak_macs_per_round)(Peak peak);
+  int64_t (*peak_read)(int pattern, const uint8_t* data, size_t bytes);
 };
 
 constexpr int ATTENTION_TOKENS = 16;  // query tokens that one attention task takes at most

@@ -21,13 +21,17 @@ void attention(const KvLayer&, const AttentionArgs&, const StepView&, int64_t, i
                int64_t, uint8_t*, float*, float*);
 void attention_merge(const float*, int64_t, int64_t, int32_t, float*);
 void sample_row(const SampleArgs&, int64_t, uint8_t*);
+int64_t peak_macs(Peak, int64_t);
+int64_t peak_macs_per_round(Peak);
+int64_t peak_read(int, const uint8_t*, size_t);
 
 }  // namespace TT_ISA
 
 const Kernels* TT_CONCAT(kernels_, TT_ISA)() {
   using namespace TT_ISA;
   static const Kernels table = {TT_STRING(TT_ISA), matmul, dequantize_row, quantize, rms_norm, silu_mul, add, rope,
-                                kv_store, attention, attention_merge, sample_row};
+                                kv_store, attention, attention_merge, sample_row, peak_macs,
+                                peak_macs_per_round, peak_read};
   return &table;
 }
 

@@ -285,3 +285,65 @@ def test_latency_of_the_engine(tmp_path: Path) -> None:
     too_long = program("bench", "latency", "--input-len", "9000")
     assert too_long.code == 1
     assert "do not fit the context of 8192" in too_long.err
+
+
+@pytest.mark.usefixtures("demo_path")
+def test_roofline_counts_what_a_step_must_do(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    outcome = program(
+        "bench", "roofline", "--batch-sizes", "1,2", "--context", "20", "--prefill", "32", "--seconds", "0",
+        "--threads", "1", "-o", str(output),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    result = json.loads(output.read_text())
+    one, two, prefill = result["steps"]
+    layers, head = 106_168_320, 28_311_552  # multiply–accumulates a token, as many as weights
+    tensors, kv_token = 96_611_328, 30 * 2 * 3 * 64 * 2
+    assert sum(_macs(one, "linear").values()) == layers + head
+    assert sum(_macs(two, "linear").values()) == 2 * (layers + head)
+    assert sum(_macs(prefill, "linear").values()) == 32 * layers + head  # logits of the last token only
+    assert _macs(one, "attention") == {"bf16": 30 * 9 * 64 * 2 * 21}
+    assert _macs(prefill, "attention") == {"bf16": 30 * 9 * 64 * 2 * (32 * 33 // 2)}
+    assert two["whole"]["bytes"] - one["whole"]["bytes"] == 21 * kv_token
+    assert one["whole"]["bytes"] == pytest.approx(tensors + 21 * kv_token, rel=0.001)
+    for step in result["steps"]:
+        assert 0 < step["sampling_seconds"] < step["whole"]["seconds"]
+        assert step["whole"]["share_of_roof"] == pytest.approx(
+            step["whole"]["least_seconds"] / step["whole"]["seconds"]
+        )
+    assert "whole step" in outcome.out
+
+
+def _macs(step: dict[str, Any], op: str) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for name, work in step["ops"].items():
+        if name.startswith(op):
+            total.update(work["macs"])
+    return dict(total)
+
+
+@pytest.mark.usefixtures("demo_path")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batch-sizes", "1,x"], "'1,x' is not a list of batch sizes"),
+        (["--context", "9000"], "does not fit the context of 8192"),
+        (
+            [
+                "--kv-cache-memory",
+                "200MiB",
+                "--max-model-len",
+                "1000",
+                "--context",
+                "900",
+                "--batch-sizes",
+                "64",
+            ],
+            "lower --batch-sizes",
+        ),
+    ],
+)
+def test_roofline_refuses_steps_that_do_not_fit(run: Run, flags: list[str], message: str) -> None:
+    outcome = run("bench", "roofline", "--prefill", "0", *flags)
+    assert outcome.code
+    assert message in outcome.err

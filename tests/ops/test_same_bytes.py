@@ -189,5 +189,5 @@ def test_split_and_whole_paths_are_both_taken() -> None:
         executable.program.set_timing(True)  # type: ignore[attr-defined]
         beside = [Run([1], 0, table) for table in tables[1:]]
         forward(executable, Step([Run(ids[-1:], 599, tables[0]), *beside]))
-        seconds = dict(executable.program.timings())  # type: ignore[attr-defined]
+        seconds = {t.name: t.seconds for t in executable.program.timings()}  # type: ignore[attr-defined]
         assert (seconds["merge"] > 0) is split

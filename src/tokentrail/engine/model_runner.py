@@ -11,7 +11,7 @@ from tokentrail.engine.capacity import plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Limits
-from tokentrail.ops.native import NativeBackend, native_digest
+from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
 NUMERICS_VERSION = 1
@@ -33,7 +33,7 @@ class ModelRunner:
         model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype)
         self.max_logit_rows = plan.max_logit_rows
         limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, plan.max_logit_rows)
-        self._executable = backend.compile(
+        self._executable: NativeExecutable = backend.compile(
             model.program, plan.kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
         )
         self.info = EngineInfo(
@@ -54,6 +54,11 @@ class ModelRunner:
             max_num_batched_tokens=config.max_num_batched_tokens,
             load_seconds=time.perf_counter() - started,
         )
+
+    @property
+    def executable(self) -> NativeExecutable:
+        """The compiled model, for benchmarks that look inside a step."""
+        return self._executable
 
     def execute(self, batch: Batch) -> SampledRows:
         started = time.perf_counter()

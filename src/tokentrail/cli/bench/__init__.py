@@ -1,10 +1,11 @@
-"""`tokentrail bench`: how fast is it, measured the way vLLM's `bench` does: throughput, latency, serve."""
+"""`tokentrail bench`: how fast is it, measured the way vLLM's `bench` does (throughput, latency, serve), and how fast
+could it be (roofline)."""
 
 from __future__ import annotations
 
 import typer
 
-from tokentrail.cli.bench import latency, serve, throughput
+from tokentrail.cli.bench import latency, roofline, serve, throughput
 from tokentrail.cli.help import CONTEXT
 
 
@@ -24,5 +25,6 @@ def register(app: typer.Typer) -> None:
     group.callback()(show_help)
     throughput.register(group)
     latency.register(group)
+    roofline.register(group)
     serve.register(group)
     app.add_typer(group)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
+from tokentrail.ops.backend import F32, I32, KvLayout, Limits
 from tokentrail.ops.native import _native
 from tokentrail.ops.program import Call, Program
 
@@ -74,7 +74,7 @@ class NativeBackend:
 
     def compile(
         self, program: Program, kv: KvLayout, limits: Limits, vocab: int, *, eager: bool = False
-    ) -> Executable:
+    ) -> NativeExecutable:
         return NativeExecutable(self, program, kv, limits, vocab, eager=eager)
 
 
