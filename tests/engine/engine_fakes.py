@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from schedules import Answer
 from tokentrail.engine.batch import Batch, SampledRows, SamplingRows
 from tokentrail.engine.config import EngineConfig
 from tokentrail.protocol import (
@@ -118,27 +118,14 @@ def draw(
 # --- without an engine ---------------------------------------------------------------------------------
 
 
-@dataclass
-class Expected:
-    """The answer to a request, by definition."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[TokenAlternatives] | None = None
-    prompt_logprobs: list[float] | None = None
-    prompt_top: list[TokenAlternatives] | None = None
-    reason: FinishReason | None = None
-    stop_token: int | None = None
-
-
 def _top(logprobs: F32, count: int) -> TokenAlternatives:
     ids = best(logprobs, count)
     return TokenAlternatives(ids.tolist(), logprobs[ids].tolist())
 
 
-def expect(request: GenerateRequest, max_model_len: int) -> Expected:
+def expect(request: GenerateRequest, max_model_len: int) -> Answer:
     sampling = request.sampling
-    answer = Expected(top=[] if sampling.logprobs else None)
+    answer = Answer(top=[] if sampling.logprobs else None)
     kept: list[int] = []
     for position, token in enumerate(request.prompt):
         kept.append(stored(kept[-1] if kept else 0, token, position))

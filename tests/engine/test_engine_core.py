@@ -9,15 +9,16 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from engine_fakes import EOS, VOCAB, Expected, FakeRunner, expect, request
+from engine_fakes import EOS, VOCAB, FakeRunner, expect, request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from schedules import Answer, Arrival, arrivals, engine_settings, play
 from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.sequence import Status
-from tokentrail.protocol import Delta, Finish, FinishReason, GenerateRequest, SamplingParams, StepOutput
+from tokentrail.protocol import Delta, Finish, FinishReason, GenerateRequest, StepOutput
 
 
 class Harness:
@@ -33,7 +34,7 @@ class Harness:
         self.config = EngineConfig(**{**settings, **config})
         self.runner = FakeRunner(self.config)
         self.core = EngineCore(self.config, self.runner)
-        self.answers: defaultdict[str, Expected] = defaultdict(Expected)
+        self.answers: defaultdict[str, Answer] = defaultdict(Answer)
         self.finishes: dict[str, Finish] = {}
         self.first: dict[str, Delta] = {}
         self.outputs: list[StepOutput] = []
@@ -73,20 +74,10 @@ class Harness:
         self.outputs.append(output)
         for delta in output.deltas:
             assert delta.id not in self.finishes, "a delta after the last one"
-            answer = self.answers[delta.id]
-            if delta.id not in self.first:
-                self.first[delta.id] = delta
-                answer.prompt_logprobs, answer.prompt_top = delta.prompt_logprobs, delta.prompt_top
-            else:
-                assert delta.cached_tokens is None
-                assert delta.prompt_logprobs is None
-            answer.tokens += delta.token_ids
-            answer.logprobs += delta.logprobs
-            if delta.top is not None:
-                answer.top = (answer.top or []) + delta.top
+            self.answers[delta.id].take(delta, first=delta.id not in self.first)
+            self.first.setdefault(delta.id, delta)
             if delta.finish is not None:
                 self.finishes[delta.id] = delta.finish
-                answer.reason, answer.stop_token = delta.finish.reason, delta.finish.stop_token
         return output
 
     def run(self, limit: int = 20_000) -> None:
@@ -97,104 +88,26 @@ class Harness:
         assert not self.core.has_work, "the engine does not come to an end"
         assert self.core.pool.num_free == self.core.pool.num_blocks
 
-    def expect(self, item: GenerateRequest) -> Expected:
+    def expect(self, item: GenerateRequest) -> Answer:
         return expect(item, self.runner.info.max_model_len)
 
 
 # --- random schedules ------------------------------------------------------------------------------------
 
-PREFIXES = [[(7 * i + k) % VOCAB for i in range(40)] for k in (2, 3)]
-
-
-@st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.integers(1, 24))
-    options: dict = {"max_tokens": max_tokens, "seed": draw(st.integers(-5, 5))}
-    options["temperature"] = draw(st.sampled_from([0.0, 0.0, 0.7, 2.0]))
-    if draw(st.booleans()):
-        options["logprobs"] = draw(st.integers(0, 5))
-    if draw(st.integers(0, 4)) == 0:
-        options["prompt_logprobs"] = draw(st.integers(0, 3))
-    if draw(st.integers(0, 3)) == 0:
-        options["min_tokens"] = draw(st.integers(0, max_tokens))
-    if draw(st.integers(0, 3)) == 0:
-        options["ignore_eos"] = True
-    if draw(st.integers(0, 3)) == 0:
-        options["stop_token_ids"] = tuple(draw(st.lists(st.integers(0, VOCAB - 1), max_size=8)))
-    if draw(st.integers(0, 3)) == 0:
-        options["frequency_penalty"] = draw(st.sampled_from([-1.0, 0.5]))
-        options["repetition_penalty"] = draw(st.sampled_from([1.0, 1.3]))
-        options["presence_penalty"] = draw(st.sampled_from([0.0, 1.5]))
-    if draw(st.integers(0, 3)) == 0:
-        options["logit_bias"] = draw(
-            st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.0]))
-        )
-    if draw(st.integers(0, 3)) == 0:
-        options["top_k"] = draw(st.integers(-1, 8))
-    return SamplingParams(**options)
-
-
-@st.composite
-def requests(draw: st.DrawFn, index: int) -> list[GenerateRequest]:
-    """A request, or the choices of one with n > 1."""
-    prefix = draw(st.sampled_from(PREFIXES))[: draw(st.integers(0, 40))]
-    prompt = prefix + draw(st.lists(st.integers(0, VOCAB - 1), min_size=0 if prefix else 1, max_size=12))
-    params = draw(sampling_params())
-    priority = draw(st.sampled_from([0, 0, 0, -1, 5]))
-    salt = draw(st.sampled_from(["", "", "other"]))
-    return [
-        GenerateRequest(
-            id=f"{index}-{choice}",
-            group=str(index),
-            prompt=prompt,
-            sampling=params,
-            choice=choice,
-            priority=priority,
-            salt=salt,
-            arrival=float(index + 1),
-        )
-        for choice in range(draw(st.sampled_from([1, 1, 1, 3])))
-    ]
-
 
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-@given(st.data())
-def test_random_schedules_change_nothing(data: st.DataObject) -> None:
-    draw = data.draw
-    size = draw(st.sampled_from([1, 2, 4, 16]), "block size")
-    harness = Harness(
-        block_size=size,
-        max_num_seqs=draw(st.integers(1, 8), "sequences"),
-        max_num_batched_tokens=draw(st.integers(1, 48), "tokens"),
-        kv_cache_memory=max(draw(st.integers(24, 320), "positions"), size),
-        enable_prefix_caching=draw(st.booleans(), "caching"),
-        model=f"fake:?rows={draw(st.integers(1, 24), 'rows')}",
-    )
-    alive: list[GenerateRequest] = []
-    refused: set[str] = set()
-    aborted: set[str] = set()
-    for index in range(draw(st.integers(1, 8), "requests")):
-        for item in draw(requests(index)):
-            rejected = harness.add(item)
-            alive.append(item)
-            if rejected is not None:
-                assert rejected.code == "kv_cache_exceeded"
-                refused.add(item.id)
-        for _ in range(draw(st.integers(0, 12), "steps")):
-            harness.step()
-        if draw(st.integers(0, 4), "abort?") == 0:
-            victim = draw(st.sampled_from(alive)).id
-            if victim not in harness.finishes:
-                aborted.add(victim)
-                harness.core.abort([victim])
-                harness.check()
-    harness.run()
-    for item in alive:
-        if item.id in aborted or item.id in refused:
-            continue
-        assert harness.answers[item.id] == harness.expect(item)
+@given(
+    schedule=arrivals(VOCAB),
+    shape=engine_settings([1, 2, 4, 16], positions=(24, 320)),
+    rows=st.integers(1, 24),
+)
+def test_random_schedules_change_nothing(schedule: list[Arrival], shape: dict, rows: int) -> None:
+    harness = Harness(kv_cache_memory=shape.pop("positions"), model=f"fake:?rows={rows}", **shape)
+    played = play(harness.core, schedule, step=harness.step)
+    for id, item in played.requests.items():
+        assert played.answers[id] == harness.expect(item)
     last = harness.outputs[-1].stats if harness.outputs else None
     if last is not None:
         assert (last.running, last.waiting, last.blocks_used) == (0, 0, 0)

@@ -15,8 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from engine_fakes import Expected, expect, request
+from engine_fakes import expect, request
 
+from schedules import Answer
 from tokentrail.engine import EngineClient, EngineConfig
 from tokentrail.protocol import (
     Delta,
@@ -56,23 +57,14 @@ async def engine(**changes: object) -> AsyncIterator[EngineClient]:
 
 async def collect(
     client: EngineClient, item: GenerateRequest, then: Callable[[Delta], None] | None = None
-) -> Expected:
-    answer = Expected(top=[] if item.sampling.logprobs else None)
+) -> Answer:
+    answer = Answer(top=[] if item.sampling.logprobs else None)
     first = True
     async for delta in client.generate(item):
         if first:
-            answer.prompt_logprobs, answer.prompt_top = delta.prompt_logprobs, delta.prompt_top
             assert delta.cached_tokens is not None
-        else:
-            assert delta.prompt_logprobs is None
-            assert delta.cached_tokens is None
+        answer.take(delta, first=first)
         first = False
-        answer.tokens += delta.token_ids
-        answer.logprobs += delta.logprobs
-        if answer.top is not None:
-            answer.top += delta.top or []
-        if delta.finish is not None:
-            answer.reason, answer.stop_token = delta.finish.reason, delta.finish.stop_token
         if then is not None:
             then(delta)
     return answer
@@ -170,7 +162,7 @@ async def test_refusals_become_errors() -> None:
         refused = [result for result in results if isinstance(result, Overloaded)]
         assert 1 <= len(refused) <= 4
         assert refused[0].status == 429
-        assert all(isinstance(result, (Expected, Overloaded)) for result in results)
+        assert all(isinstance(result, (Answer, Overloaded)) for result in results)
         with pytest.raises(InvalidRequest, match="96 tokens") as error:
             await collect(client, request("long", [2] * 96))
         assert error.value.code == "context_length_exceeded"
