@@ -154,7 +154,6 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
         "httpx",
         "tokenizers",
         "jinja2",
-        "zmq",
         "rich.progress",
         "tokentrail.server",
     )

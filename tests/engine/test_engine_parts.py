@@ -5,8 +5,9 @@ costs.
 from __future__ import annotations
 
 import gc
-import io
 import itertools
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,16 @@ from tokentrail.engine import EngineConfig, LocalEngine
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.loading import create_runner
 from tokentrail.engine.pacing import Pacing
-from tokentrail.engine.wire import Launch, pack_launch, read_launch
-from tokentrail.protocol import FinishReason, InvalidRequest
+from tokentrail.engine.wire import (
+    Channel,
+    FrameReader,
+    Launch,
+    frame,
+    launch_decoder,
+    message_decoder,
+    request_decoder,
+)
+from tokentrail.protocol import Abort, FinishReason, InvalidRequest, Rejected
 
 CONFIG = EngineConfig(
     block_size=4,
@@ -89,13 +98,45 @@ def test_the_runner_is_made_by_import_path(monkeypatch: pytest.MonkeyPatch) -> N
         create_runner(CONFIG, "engine_fakes")
 
 
-def test_a_launch_survives_the_way() -> None:
-    launch = Launch(config=CONFIG, address="ipc:///tmp/x", parent=1, runner="a:b")
-    data = pack_launch(launch)
-    assert read_launch(io.BytesIO(data + b"more")) == launch
-    for cut in (0, 2, len(data) - 1):
-        with pytest.raises(EOFError):
-            read_launch(io.BytesIO(data[:cut]))
+def test_messages_survive_the_way_however_they_are_cut() -> None:
+    launch = Launch(config=CONFIG, parent=1, runner="a:b")
+    messages: list[Launch | Abort] = [launch, Abort(["x" * 300_000]), Abort([]), launch]
+    data = b"".join(map(frame, messages))
+    rng = random.Random(0)
+    for longest in (1, 7, 1000, len(data)):
+        reader = FrameReader()
+        parts = []
+        at = 0
+        while at < len(data):
+            size = rng.randint(1, longest) if longest > 1 or at < 1000 else len(data)
+            parts += [bytes(part) for part in reader.feed(data[at : at + size])]
+            at += size
+        assert [launch_decoder.decode(parts[0]), *map(request_decoder.decode, parts[1:3])] == messages[:3]
+        assert launch_decoder.decode(parts[3]) == launch
+
+
+def test_a_channel_waits_only_when_told_to_and_notices_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    assert channel.receive(wait=False) is None
+    ours.sendall(frame(Abort(["a"])) + frame(Abort(["b"]))[:-1])
+    first = channel.receive(wait=True)
+    assert first is not None
+    assert request_decoder.decode(first) == Abort(["a"])
+    assert channel.receive(wait=False) is None
+    ours.sendall(frame(Abort(["b"]))[-1:])
+    second = channel.receive(wait=False)
+    assert second is not None
+    assert request_decoder.decode(second) == Abort(["b"])
+    channel.send(Rejected("a", "no"))
+    (sent,) = FrameReader().feed(ours.recv(1000))
+    assert message_decoder.decode(sent) == Rejected("a", "no")
+    ours.close()
+    with pytest.raises(EOFError):
+        channel.receive(wait=False)
+    with pytest.raises(EOFError):
+        channel.send(Rejected("a", "no"))
+    channel.close()
 
 
 def test_each_process_imports_only_what_it_needs() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
+import socket
 import sys
-import tempfile
 import threading
-from asyncio.subprocess import PIPE, Process, create_subprocess_exec
-
-import zmq
-import zmq.asyncio
+from asyncio.subprocess import Process, create_subprocess_exec
+from collections.abc import Callable
+from typing import Any, cast
 
 from tokentrail.engine.config import EngineConfig
-from tokentrail.engine.wire import Launch, encoder, message_decoder, pack_launch
+from tokentrail.engine.wire import FrameReader, Launch, frame, message_decoder
 from tokentrail.protocol import (
     CapacityError,
     EngineDead,
@@ -32,23 +30,52 @@ from tokentrail.protocol import (
 
 _SECONDS_TO_END = 5.0
 """Given to a process to finish its step and go, before it is killed."""
-_LONGEST_SOCKET_PATH = 100
-"""Bytes; Unix socket addresses hold 108 on Linux and 104 on macOS."""
 _STARTUP_ERRORS: dict[str, type[TokentrailError]] = {
     kind.__name__: kind for kind in (CapacityError, InvalidRequest, ModelFileError)
 }
 
 
+class _Connection(asyncio.Protocol):
+    """Our end of the socket: hands each message to `handler`, in the very call in which it arrives."""
+
+    def __init__(self) -> None:
+        self.first: asyncio.Future[EngineMessage] = asyncio.get_running_loop().create_future()
+        """The first message."""
+        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        """Done when nothing more will come: with None if the other end is closed, else with what was wrong."""
+        self.handler: Callable[[EngineMessage], None] | None = None
+        self.transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for part in self._reader.feed(data):
+                message = message_decoder.decode(part)
+                if not self.first.done():
+                    self.first.set_result(message)
+                elif self.handler is not None:
+                    self.handler(message)
+        except Exception as error:
+            self._lose(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        self.handler = None
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+
 class EngineChild:
     """A spawned engine process and the socket to it, both used on one event loop only."""
 
-    def __init__(
-        self, process: Process, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket, folder: str
-    ) -> None:
+    def __init__(self, process: Process, connection: _Connection) -> None:
         self._process = process
-        self._context = context
-        self._socket = socket
-        self._folder = folder
+        self._connection = connection
         self._ready = False
 
     @property
@@ -71,84 +98,88 @@ class EngineChild:
     @classmethod
     async def spawn(cls, config: EngineConfig, runner: str | None = None) -> EngineChild:
         """Start the process. It is not ready yet."""
-        # The folder is ours alone (mode 0700), so nobody else can speak to the engine.
-        folder = tempfile.mkdtemp(prefix="tokentrail-")
-        if len(os.fsencode(folder)) + len("/engine") > _LONGEST_SOCKET_PATH:
-            os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="tokentrail-", dir="/tmp")
-        address = f"ipc://{folder}/engine"
-        context = zmq.asyncio.Context(io_threads=1)
-        socket = context.socket(zmq.PAIR)
-        for option in (zmq.RCVHWM, zmq.SNDHWM, zmq.LINGER):
-            socket.setsockopt(option, 0)
-        process = None
+        ours, theirs = socket.socketpair()
         try:
-            socket.bind(address)
-            process = await create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tokentrail.engine.process",
-                stdin=PIPE,
-                stdout=2,  # what a library prints there must not mix with a command's output
-                env=_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is for the parent to act on
-            )
-            assert process.stdin is not None
-            process.stdin.write(
-                pack_launch(
-                    Launch(
-                        config=config,
-                        address=address,
-                        parent=os.getpid(),
-                        die_with_thread=threading.current_thread() is threading.main_thread(),
-                        runner=runner,
-                    )
+            with theirs:
+                process = await create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "tokentrail.engine.process",
+                    stdin=theirs.fileno(),
+                    stdout=2,  # what a library prints there must not mix with a command's output
+                    env=_environment(),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the parent to act on
                 )
-            )
-            with contextlib.suppress(ConnectionError):  # it ended at once; `ready` says so
-                await process.stdin.drain()
         except BaseException:
-            if process is not None and process.returncode is None:
-                process.kill()
-            context.destroy(linger=0)
-            shutil.rmtree(folder, ignore_errors=True)
+            ours.close()
             raise
-        return cls(process, context, socket, folder)
+        try:
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_unix_connection(_Connection, sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            raise
+        launch = Launch(
+            config=config,
+            parent=os.getpid(),
+            die_with_thread=threading.current_thread() is threading.main_thread(),
+            runner=runner,
+        )
+        child = cls(process, connection)
+        child._write(frame(launch))
+        return child
 
     async def ready(self) -> Ready:
         """Wait until it has loaded its model. Raises the error that kept it from starting, or
         `EngineDead`.
         """
-        receiving = asyncio.ensure_future(self.receive())
+        first = self._connection.first
         exiting = asyncio.ensure_future(self._process.wait())
         try:
-            await asyncio.wait({receiving, exiting}, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():  # its last words may still be on their way
-                await asyncio.wait({receiving}, timeout=0.5)
-            message = await receiving if receiving.done() else None
+            await _either(first, exiting)
+            if not first.done():  # its last words may still be on their way
+                await asyncio.wait({first}, timeout=0.5)
+            message = first.result() if first.done() else None
         finally:
-            receiving.cancel()
             exiting.cancel()
         if isinstance(message, Ready):
             self._ready = True
-            # The two are connected, and nobody else is to connect: without the folder there is nothing to
-            # leave behind, however the processes end.
-            shutil.rmtree(self._folder, ignore_errors=True)
             return message
         if isinstance(message, StartupFailed):
             raise _STARTUP_ERRORS.get(message.kind, EngineDead)(message.message)
         raise EngineDead(f"The engine process ended before it was ready ({self.exit_status}).")
 
     def send(self, message: RequestMessage) -> None:
-        """Hand over a message. It goes at once: the socket has no limit to wait for."""
-        self._socket.send(encoder.encode(message))
+        """Hand over a message. It never waits: what the socket does not hold yet is kept here."""
+        self._write(frame(message))
 
-    async def receive(self) -> EngineMessage:
-        return message_decoder.decode(await self._socket.recv())
+    def _write(self, data: bytearray) -> None:
+        assert self._connection.transport is not None
+        self._connection.transport.write(data)
 
-    async def wait(self) -> None:
-        """Until the process has ended."""
-        await self._process.wait()
+    def listen(self, handler: Callable[[EngineMessage], None]) -> None:
+        """Call `handler` with each message after `ready`'s, until the process is `dead`."""
+        self._connection.handler = handler
+
+    async def dead(self) -> Exception | None:
+        """Wait until the process has ended, and end it if it cannot be understood any more (or `handler` failed):
+        returns what was wrong then. No message is handed on afterwards.
+        """
+        lost = self._connection.lost
+        exiting = asyncio.ensure_future(self._process.wait())
+        try:
+            await _either(lost, exiting)
+            self._connection.handler = None
+            if not exiting.done():  # it closes its end when it dies; give it the moment to do so
+                await asyncio.wait({exiting}, timeout=0.5)
+            if not exiting.done():
+                await self.end()
+        finally:
+            self._connection.handler = None
+            exiting.cancel()
+        return lost.result() if lost.done() else None
 
     async def end(self) -> None:
         """End the process if it still runs, and clean up."""
@@ -161,10 +192,12 @@ class EngineChild:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._connection.transport is not None:
+            self._connection.transport.abort()
+
+
+async def _either(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _environment() -> dict[str, str]:

@@ -19,6 +19,7 @@ from tokentrail.protocol import (
     Delta,
     EngineDead,
     EngineInfo,
+    EngineMessage,
     EngineStats,
     Finish,
     FinishReason,
@@ -34,6 +35,7 @@ from tokentrail.protocol import (
 
 logger = logging.getLogger(__name__)
 
+Sink = Callable[[Delta | TokentrailError], None]
 StepListener = Callable[[StepRecord, list[Delta]], None]
 RestartListener = Callable[[], None]
 
@@ -57,7 +59,7 @@ class EngineClient:
         self._runner = runner
         self._info: EngineInfo | None = None
         self._recovery = Recovery()
-        self._streams: dict[str, asyncio.Queue[Delta | TokentrailError]] = {}
+        self._sinks: dict[str, Sink] = {}
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stats = EngineStats()
@@ -92,8 +94,8 @@ class EngineClient:
         child, self._child = self._child, None
         if child is not None:
             await child.end()
-        for queue in self._streams.values():
-            queue.put_nowait(EngineDead("The engine was shut down."))
+        for sink in list(self._sinks.values()):
+            sink(EngineDead("The engine was shut down."))
 
     @property
     def alive(self) -> bool:
@@ -127,13 +129,13 @@ class EngineClient:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """Stream one sequence. Ends after the delta with `finish`; closing the iterator earlier aborts the
-        sequence.
+    def submit(self, request: GenerateRequest, sink: Sink) -> Callable[[], None]:
+        """Compute one sequence. `sink` is called with each delta in the very call in which it arrives, up to
+        the one with `finish`, or with the error that ends the sequence. Returns what drops the sequence: to be
+        called in the end in any case, and earlier to abort it. Nothing reaches `sink` afterwards.
 
-        Raises `Overloaded` when the queue is full, `InvalidRequest` for what the engine cannot compute,
-        `EngineDead`. Deltas that the caller has not taken yet wait; they are bounded by the answer's own
-        length.
+        Errors: `Overloaded` when the queue is full, `InvalidRequest` for what the engine cannot compute,
+        `EngineDead`; the latter two are raised at once where they are known at once.
         """
         if self._closing or self._info is None:
             raise EngineDead("The engine is not running.")
@@ -141,15 +143,26 @@ class EngineClient:
             raise EngineDead(
                 "The engine died several times in a row and is being restarted. Try again later."
             )
-        if request.id in self._streams:
+        if request.id in self._sinks:
             raise InvalidRequest(f"A request with id {request.id} is already in the engine.", param="id")
         if not request.arrival:
             request = msgspec.structs.replace(request, arrival=time.time())
         flight = InFlight(request)
+        self._sinks[request.id] = sink
+
+        def drop() -> None:
+            if self._sinks.get(request.id) is sink:
+                del self._sinks[request.id]
+                self._drop(flight)
+
+        self._send_all(self._recovery.add(flight))
+        return drop
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """`submit` as a stream. Closing it before its end aborts the sequence."""
         queue: asyncio.Queue[Delta | TokentrailError] = asyncio.Queue()
-        self._streams[request.id] = queue
+        drop = self.submit(request, queue.put_nowait)
         try:
-            self._send_all(self._recovery.add(flight))
             while True:
                 item = await queue.get()
                 if isinstance(item, TokentrailError):
@@ -158,16 +171,15 @@ class EngineClient:
                 if item.finish is not None:
                     return
         finally:
-            del self._streams[request.id]
-            self._drop(flight)
+            drop()
 
     async def abort(self, ids: Iterable[str]) -> None:
-        """End these sequences. A stream that somebody still listens to ends with `FinishReason.ABORT`."""
+        """End these sequences. Who still listens to one gets `FinishReason.ABORT`."""
         for id in ids:
             flight = self._recovery.get(id)
             if flight is not None:
                 self._drop(flight)
-                self._streams[id].put_nowait(Delta(id, [], [], finish=Finish(FinishReason.ABORT)))
+                self._sinks[id](Delta(id, [], [], finish=Finish(FinishReason.ABORT)))
 
     def _drop(self, flight: InFlight) -> None:
         """Nobody wants the request any more; the engine is told so if it has it."""
@@ -186,26 +198,36 @@ class EngineClient:
 
     # --- what the engine says ----------------------------------------------------------------------
 
+    def _on_message(self, message: EngineMessage) -> None:
+        if isinstance(message, StepOutput):
+            self._on_step(message)
+        elif isinstance(message, Rejected):
+            self._on_rejected(message)
+
     def _on_step(self, output: StepOutput) -> None:
         self._stats = _sum_counters(self._earlier, output.stats)
+        recovery, sinks = self._recovery, self._sinks
         # A delta may be on its way when its sequence is aborted; nobody is to see it any more.
-        flights = [(self._recovery.get(delta.id), delta) for delta in output.deltas]
-        deltas = [delta for flight, delta in flights if flight is not None]
+        deltas = [delta for delta in output.deltas if recovery.get(delta.id) is not None]
         for listener in self._step_listeners:
             try:
                 listener(output.record, deltas)
             except Exception:
                 logger.exception("a step listener failed")
-        for flight, delta in flights:
-            if flight is None:
+        for delta in deltas:
+            flight = recovery.get(delta.id)
+            if flight is None:  # dropped by who got a delta before it
                 continue
             flight.deliver(delta)
-            self._streams[delta.id].put_nowait(delta)
             if delta.token_ids:
                 self._failures = 0
-                self._send_all(self._recovery.progressed(flight))
+                self._send_all(recovery.progressed(flight))
             if delta.finish is not None:
-                self._send_all(self._recovery.ended(flight))
+                self._send_all(recovery.ended(flight))
+            try:
+                sinks[delta.id](delta)
+            except Exception:
+                logger.exception("a sequence's sink failed")
 
     def _on_rejected(self, rejected: Rejected) -> None:
         flight = self._recovery.get(rejected.id)
@@ -214,15 +236,7 @@ class EngineClient:
             self._send_all(self._recovery.ended(flight))
 
     def _end(self, flight: InFlight, error: TokentrailError) -> None:
-        self._streams[flight.request.id].put_nowait(error)
-
-    async def _listen(self, child: EngineChild) -> None:
-        while True:
-            message = await child.receive()
-            if isinstance(message, StepOutput):
-                self._on_step(message)
-            elif isinstance(message, Rejected):
-                self._on_rejected(message)
+        self._sinks[flight.request.id](error)
 
     # --- supervision -------------------------------------------------------------------------------
 
@@ -237,7 +251,9 @@ class EngineClient:
     async def _supervise(self, child: EngineChild) -> None:
         while True:
             born = time.monotonic()
-            await self._until_death(child)
+            error = await child.dead()
+            if error is not None:
+                logger.error("Lost the engine process; it was ended.", exc_info=error)
             if time.monotonic() - born > _HEALTHY_AFTER:
                 self._failures = 0
             logger.error("The engine process (pid %d) died: %s. Restarting it.", child.pid, child.exit_status)
@@ -247,20 +263,6 @@ class EngineClient:
             self._after_death(f"The engine died {DEATHS_ALLOWED} times in a row ({child.exit_status}).")
             await child.end()
             child = await self._restart()
-
-    async def _until_death(self, child: EngineChild) -> None:
-        listening = asyncio.create_task(self._listen(child), name="engine-listener")
-        exiting = asyncio.create_task(child.wait(), name="engine-exit")
-        try:
-            await asyncio.wait({listening, exiting}, return_when=asyncio.FIRST_COMPLETED)
-            if (
-                listening.done() and not exiting.done()
-            ):  # only by an error; the two no longer understand each other
-                logger.error("Lost the engine process; ending it.", exc_info=listening.exception())
-                await child.end()
-        finally:
-            listening.cancel()
-            exiting.cancel()
 
     async def _restart(self) -> EngineChild:
         while True:
@@ -285,6 +287,7 @@ class EngineClient:
 
     def _take_over(self, child: EngineChild) -> None:
         self._child = child
+        child.listen(self._on_message)
         self._send_all(self._recovery.started())
 
     def _after_death(self, message: str) -> None:

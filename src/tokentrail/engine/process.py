@@ -1,7 +1,7 @@
-"""The engine process: `python -m tokentrail.engine.process`, started by `EngineClient` with a `Launch` on its
-stdin.
+"""The engine process: `python -m tokentrail.engine.process`, started by `EngineClient` with a socket to it as its
+standard input.
 
-It takes requests from one ZeroMQ socket, steps, and sends what each step brought. Whatever goes wrong in a
+It takes requests from that socket, steps, and sends what each step brought. Whatever goes wrong in a
 step ends the process: the client starts another, and the requests resume there. Signals are the parent's
 business: SIGINT and SIGTERM are ignored here, as a terminal or service manager sends them to parent and child
 at once while the parent still drains. The process ends by `Shutdown`, or when its parent is gone.
@@ -13,19 +13,17 @@ import gc
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 
-import zmq
-
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.loading import create_runner
-from tokentrail.engine.wire import Launch, encoder, read_launch, request_decoder
+from tokentrail.engine.wire import Channel, Launch, launch_decoder, request_decoder
 from tokentrail.protocol import (
     Abort,
-    EngineMessage,
     GenerateRequest,
     Ready,
     Shutdown,
@@ -38,34 +36,28 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
-        launch = read_launch(sys.stdin.buffer)
-    except EOFError as error:
-        print(f"tokentrail engine: {error}", file=sys.stderr)
+        channel = Channel(socket.socket(fileno=sys.stdin.fileno()))
+        first = channel.receive(wait=True)
+    except (OSError, EOFError):
+        print("tokentrail engine: the parent process ended before it said what to run", file=sys.stderr)
         return 2
+    assert first is not None
+    launch = launch_decoder.decode(first)
     _end_with_parent(launch)
-
-    context = zmq.Context(io_threads=1)
-    socket = context.socket(zmq.PAIR)
-    # No message is ever dropped or waited for: the client bounds the requests, and they bound the answers.
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.connect(launch.address)
     try:
         try:
             core = _start(launch)
         except Exception as error:
             if not isinstance(error, TokentrailError):
                 traceback.print_exc()
-            _send(socket, StartupFailed(_one_line(error), type(error).__name__))
+            channel.send(StartupFailed(_one_line(error), type(error).__name__))
             return 1
-        _send(socket, Ready(core.runner.info, os.getpid()))
-        _serve(core, socket)
+        channel.send(Ready(core.runner.info, os.getpid()))
+        _serve(core, channel)
         core.close()
         return 0
-    finally:
-        socket.close()
-        context.term()
+    except EOFError:  # the parent is gone
+        return 1
 
 
 def _start(launch: Launch) -> EngineCore:
@@ -80,26 +72,22 @@ def _start(launch: Launch) -> EngineCore:
     return core
 
 
-def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+def _serve(core: EngineCore, channel: Channel) -> None:
     """Take messages and step until told to end. Sleeps on the socket when there is nothing to do."""
     while True:
-        while not core.has_work or socket.poll(0):
-            message = request_decoder.decode(socket.recv())
+        while (data := channel.receive(wait=not core.has_work)) is not None:
+            message = request_decoder.decode(data)
             if isinstance(message, GenerateRequest):
                 rejected = core.add_request(message)
                 if rejected is not None:
-                    _send(socket, rejected)
+                    channel.send(rejected)
             elif isinstance(message, Abort):
                 core.abort(message.ids)
             elif isinstance(message, Shutdown):
                 return
         output = core.step()
         if output is not None:
-            _send(socket, output)
-
-
-def _send(socket: zmq.Socket[bytes], message: EngineMessage) -> None:
-    socket.send(encoder.encode(message))
+            channel.send(output)
 
 
 def _one_line(error: Exception) -> str:
@@ -110,9 +98,8 @@ def _one_line(error: Exception) -> str:
 def _end_with_parent(launch: Launch) -> None:
     """End at once when the parent process is gone, however it went.
 
-    Its end of our standard input closes with it. The process id is looked at as well, since a fork of the
-    parent could hold that pipe open; and on Linux the kernel kills us with the parent's main thread, even
-    inside native code.
+    Its end of our socket closes with it. The process id is looked at as well, since a fork of the parent could
+    hold that end open; and on Linux the kernel kills us with the parent's main thread, even inside native code.
     """
     if sys.platform == "linux":
         _set_up_linux(launch)
@@ -122,10 +109,10 @@ def _end_with_parent(launch: Launch) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        readable, _, _ = select.select([0], [], [], 1.0)
-        if readable and not os.read(0, 1):
-            break
+    hang_up = select.poll()
+    hang_up.register(0, 0)  # only POLLHUP and POLLERR, which cannot be masked
+    while os.getppid() == parent and not hang_up.poll(1000):
+        pass
     os._exit(1)
 
 
