@@ -74,6 +74,9 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.deltas_taken = 0
+        self._open: dict[str, bool] = {}
+        """By id of those that run: whether they came to their end by themselves."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self._step_listeners: list[Callable[[StepRecord, list[Delta]], None]] = []
         self._restart_listeners: list[Callable[[], None]] = []
 
@@ -88,28 +91,55 @@ class ScriptedEngine:
         for listener in self._restart_listeners:
             listener()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    def submit(
+        self, request: GenerateRequest, sink: Callable[[Delta | TokentrailError], None]
+    ) -> Callable[[], None]:
+        async def pump() -> None:
+            try:
+                async for delta in self._generate(request, deltas):
+                    if dropped:
+                        return
+                    sink(delta)
+            except TokentrailError as error:
+                if not dropped:
+                    sink(error)
+
+        def drop() -> None:
+            if not dropped:
+                dropped.append(True)
+                self._ended(request)
+
+        deltas = self._deltas(request)
+        dropped: list[bool] = []
+        self._open[request.id] = False
         self.requests.append(request)
         self.running.add(request.id)
         self.stats.running += 1
-        finished = False
-        try:
-            await asyncio.sleep(self.first_delay)
-            for number, delta in enumerate(self._deltas(request)):
-                if self.error is not None and number >= self.error_after:
-                    finished = True
-                    raise self.error
-                if number:
-                    await asyncio.sleep(self.delay)
-                self._step(request, delta)
-                self.deltas_taken += 1
-                finished = delta.finish is not None
-                yield delta
-        finally:
-            self.running.discard(request.id)
-            self.stats.running -= 1
-            if not finished:
-                self.aborted.append(request.id)
+        task = asyncio.ensure_future(pump())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return drop
+
+    def _ended(self, request: GenerateRequest) -> None:
+        self.running.discard(request.id)
+        self.stats.running -= 1
+        if not self._open.pop(request.id):
+            self.aborted.append(request.id)
+
+    async def _generate(self, request: GenerateRequest, deltas: list[Delta]) -> AsyncIterator[Delta]:
+        await asyncio.sleep(self.first_delay)
+        for number, delta in enumerate(deltas):
+            if number:
+                await asyncio.sleep(self.delay)
+            if request.id not in self._open:
+                return
+            if self.error is not None and number >= self.error_after:
+                self._open[request.id] = True
+                raise self.error
+            self._step(request, delta)
+            self.deltas_taken += 1
+            self._open[request.id] = delta.finish is not None
+            yield delta
 
     def _deltas(self, request: GenerateRequest) -> list[Delta]:
         sampling = request.sampling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from tokentrail.answer.types import AnswerRequest, Choice, Chunk, ModelCard, Usage
@@ -27,6 +27,14 @@ class Answer(Protocol):
         """Batches of chunks, each of what was ready at once; never empty.
 
         Raises `Overloaded` before the first chunk if the queue is full, and `EngineDead` at any time.
+        """
+        ...
+
+    def divert(self, take: Callable[[Chunk], bool]) -> None:
+        """From now on offer each chunk to `take` first, in the very call in which it is made, without waking who
+        iterates. What it does not take (it returns False), and all that follows, comes by iteration again,
+        as does what is waiting there already; then nothing is diverted until the next call. Iteration ends,
+        or raises, as ever. An error that `take` raises ends the answer with it.
         """
         ...
 

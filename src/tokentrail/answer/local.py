@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokentrail.answer.admission import Admission, AnswerSequence, Desk
 from tokentrail.answer.parts import TextParts, load_text_parts
@@ -14,7 +13,15 @@ from tokentrail.answer.prompts import size
 from tokentrail.answer.types import AnswerRequest, Chunk, ModelCard
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
-from tokentrail.protocol import Delta, EngineInfo, EngineStats, GenerateRequest, Overloaded, StepRecord
+from tokentrail.protocol import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    GenerateRequest,
+    Overloaded,
+    StepRecord,
+    TokentrailError,
+)
 
 __all__ = ["Engine", "LocalAnswer", "LocalBackend", "TextParts", "load_text_parts"]
 
@@ -36,7 +43,9 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]: ...
+    def submit(
+        self, request: GenerateRequest, sink: Callable[[Delta | TokentrailError], None]
+    ) -> Callable[[], None]: ...
 
     def add_step_listener(self, listener: Callable[[StepRecord, list[Delta]], None]) -> None: ...
 
@@ -111,9 +120,18 @@ class LocalAnswer:
         self._engine = engine
         self._admission = admission
         self._chunks = self._run()
+        self._ready: list[Chunk] = []
+        """Not handed on yet."""
+        self._take: Callable[[Chunk], bool] | None = None
+        self._error: Exception | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._unfinished = 0
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         return self._chunks
+
+    def divert(self, take: Callable[[Chunk], bool]) -> None:
+        self._take = None if self._ready else take
 
     async def aclose(self) -> None:
         """Stop: the engine is told at once to end what still runs."""
@@ -126,16 +144,22 @@ class LocalAnswer:
     async def _run(self) -> AsyncGenerator[list[Chunk], None]:
         admission = self._admission
         outcome = "error"
+        drops: list[Callable[[], None]] = []
         try:
-            if len(admission.sequences) == 1:
-                chunks = self._run_one(admission.sequences[0])
-            else:
-                chunks = self._run_many(admission.sequences)
-            try:
-                async for chunk in chunks:
-                    yield chunk
-            finally:
-                await chunks.aclose()
+            self._unfinished = len(admission.sequences)
+            for sequence in admission.sequences:
+                drops.append(self._submit(sequence))
+            while True:
+                if self._ready:
+                    ready, self._ready = self._ready, []
+                    yield ready
+                elif self._error is not None:
+                    raise self._error
+                elif not self._unfinished:
+                    break
+                else:
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
             outcome = admission.outcome
         except (asyncio.CancelledError, GeneratorExit):
             outcome = "abort"
@@ -144,50 +168,41 @@ class LocalAnswer:
             outcome = "rejected"
             raise
         finally:
+            # Ends in the engine whatever does not know yet that it is over.
+            for drop in drops:
+                drop()
             admission.end(outcome)
 
-    async def _run_one(self, sequence: AnswerSequence) -> AsyncGenerator[list[Chunk], None]:
-        deltas: Any = self._engine.generate(sequence.request)
+    def _submit(self, sequence: AnswerSequence) -> Callable[[], None]:
+        """Called in the very call in which a step of the engine arrives; nobody is woken for what is taken."""
         write = self._admission.write
-        try:
-            async for delta in deltas:
-                yield [write(sequence, delta)]
-                if sequence.writer.finish_reason is not None:
-                    return
-        finally:
-            # Ends the sequence in the engine, if it does not know yet that it is over.
-            await deltas.aclose()
+        writer = sequence.writer
 
-    async def _run_many(self, sequences: Sequence[AnswerSequence]) -> AsyncGenerator[list[Chunk], None]:
-        """All sequences at once; a batch holds what came in the meantime."""
-        ready: deque[Chunk | Exception] = deque()
-        wake = asyncio.Event()
-
-        async def pump(sequence: AnswerSequence) -> None:
+        def sink(item: Delta | TokentrailError) -> None:
+            if self._error is not None or writer.finish_reason is not None:
+                return
             try:
-                async for (chunk,) in self._run_one(sequence):
-                    ready.append(chunk)
-                    wake.set()
+                if isinstance(item, TokentrailError):
+                    raise item
+                chunk = write(sequence, item)
+                over = chunk.finish_reason is not None
+                if over:
+                    self._unfinished -= 1
+                    drop()
+                take = self._take
+                if take is not None and take(chunk):
+                    if not self._unfinished:
+                        self._stir()
+                    return
+                self._take = None
+                self._ready.append(chunk)
             except Exception as error:
-                ready.append(error)
-                wake.set()
+                self._error = error
+            self._stir()
 
-        tasks = [asyncio.create_task(pump(sequence)) for sequence in sequences]
-        running = len(tasks)
-        try:
-            while running:
-                await wake.wait()
-                wake.clear()
-                batch: list[Chunk] = []
-                while ready:
-                    item = ready.popleft()
-                    if isinstance(item, Exception):
-                        raise item
-                    running -= item.finish_reason is not None
-                    batch.append(item)
-                if batch:
-                    yield batch
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        drop = self._engine.submit(sequence.request, sink)
+        return drop
+
+    def _stir(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

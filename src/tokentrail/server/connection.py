@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, ClassVar
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
@@ -13,6 +14,32 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT = 60.0
 """Seconds from a connection's start, or the end of its last response, until the next request's headers are
 there."""
+
+
+BODY_WRITER = "body_writer"
+"""Key in the state of a request's scope: gives the response's `BodyWriter`, once its headers are sent."""
+
+
+class BodyWriter:
+    """Writes parts of a streamed body at once: no task is woken, and none of the layers of coroutines passed, that
+    ASGI's `send` has. Mixes with that, which must begin and end the response.
+
+    A part is a chunk of HTTP/1.1's chunked coding (RFC 9112, section 7.1), as h11 would write it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._transport = connection.transport
+        self._flow = connection.flow
+        self._cycle = connection.cycle
+
+    @property
+    def ready(self) -> bool:
+        """False when the client reads too slowly or is gone: `send` waits for it, and notices."""
+        return not (self._flow.write_paused or self._cycle.disconnected or self._cycle.response_complete)
+
+    def write(self, data: bytes) -> None:
+        """Not empty: that would end the body."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Connection(H11Protocol):
@@ -28,6 +55,16 @@ class Connection(H11Protocol):
 
     _waiting: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Copied into the state of each request of this connection.
+        self.app_state = {**self.app_state, BODY_WRITER: self.body_writer}
+
+    def body_writer(self) -> BodyWriter | None:
+        """For the response that has begun; None where its body is not sent in chunks."""
+        chunked = self.conn.our_state is h11.SEND_BODY and (self.conn.their_http_version or b"") >= b"1.1"
+        return BodyWriter(self) if chunked and self.scope["method"] == "POST" else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

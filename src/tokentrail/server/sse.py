@@ -27,7 +27,28 @@ def event(data: Any) -> bytes:
 
 
 def raw_event(json: bytes) -> bytes:
-    for raw, escaped in _LINE_ENDS:
-        if raw in json:
-            json = json.replace(raw, escaped)
-    return b"data: " + json + b"\n\n"
+    return b"data: " + _one_line(json) + b"\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text only: all around it is encoded once."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        """`data` holds the text, empty for now, in the first field called `name`."""
+        # Inside a string the quotes would have backslashes before them, so this is the field itself.
+        field = b'"%b":' % name.encode()
+        head, empty, tail = event(data).partition(field + b'""')
+        if not empty:
+            raise ValueError(f"there is no empty {name}")
+        self._head, self._tail = head + field, tail
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._head, _one_line(_encode(text)), self._tail)
+
+
+def _one_line(json: bytes) -> bytes:
+    if not json.isascii():
+        for raw, escaped in _LINE_ENDS:
+            if raw in json:
+                json = json.replace(raw, escaped)
+    return json

@@ -23,7 +23,7 @@ from tokentrail.server.openai.responses import (
     TopLogprobBody,
     UsageBody,
 )
-from tokentrail.server.sse import event
+from tokentrail.server.sse import TextEvents, event
 
 # OpenAI's. A role that the template does not know would be taken for another, or left out.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -156,6 +156,8 @@ class ChatStream:
             choices=[],
             usage=None if self._usage else UNSET,
         )
+        self._plain: dict[int, TextEvents] = {}
+        """By choice: events of text alone."""
 
     def start(self) -> bytes:
         events = []
@@ -171,6 +173,8 @@ class ChatStream:
     def chunk(self, chunk: Chunk) -> bytes:
         """Empty if there is nothing to show yet."""
         done = chunk.finish_reason is not None
+        if not done and chunk.logprobs is None and not self._ids:
+            return self._text(chunk) if chunk.text else b""
         parts = b""
         if chunk.text or chunk.logprobs or (self._ids and chunk.token_ids):
             choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(content=chunk.text))
@@ -187,6 +191,13 @@ class ChatStream:
             self._frame.choices = [choice]
             parts += event(self._frame)
         return parts
+
+    def _text(self, chunk: Chunk) -> bytes:
+        events = self._plain.get(chunk.index)
+        if events is None:
+            self._frame.choices = [ChatChunkChoice(index=chunk.index, delta=DeltaBody(content=""))]
+            events = self._plain[chunk.index] = TextEvents(self._frame, "content")
+        return events.event(chunk.text)
 
     def end(self) -> bytes:
         if not self._usage:

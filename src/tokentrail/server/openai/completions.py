@@ -9,7 +9,7 @@ from tokentrail.protocol import InvalidRequest, SamplingParams
 from tokentrail.server.openai.chat import finite, usage_body
 from tokentrail.server.openai.requests import CompletionRequest
 from tokentrail.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs
-from tokentrail.server.sse import event
+from tokentrail.server.sse import TextEvents, event
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route; chat has none."""
@@ -86,6 +86,8 @@ class CompletionStream:
         self._ids = bool(body.return_token_ids)
         self._usage = body.include_usage
         self._begun: set[int] = set()
+        self._plain: dict[int, TextEvents] = {}
+        """By choice: events of text alone."""
         self._frame = Completion(
             id=answer.id,
             created=answer.created,
@@ -100,7 +102,9 @@ class CompletionStream:
         return b""
 
     def chunk(self, chunk: Chunk) -> bytes:
-        if not (chunk.text or chunk.logprobs or chunk.finish_reason or (self._ids and chunk.token_ids)):
+        if chunk.finish_reason is None and chunk.logprobs is None and not self._ids:
+            return self._text(chunk) if chunk.text else b""
+        if not (chunk.text or chunk.logprobs or chunk.finish_reason or chunk.token_ids):
             return b""
         choice = CompletionChoice(
             index=chunk.index,
@@ -117,6 +121,15 @@ class CompletionStream:
                 choice.prompt_token_ids = _prompt_ids(self._answer, chunk.index)
         self._frame.choices = [choice]
         return event(self._frame)
+
+    def _text(self, chunk: Chunk) -> bytes:
+        events = self._plain.get(chunk.index)
+        if events is None:
+            self._frame.choices = [
+                CompletionChoice(index=chunk.index, text="", logprobs=None, finish_reason=None)
+            ]
+            events = self._plain[chunk.index] = TextEvents(self._frame, "text")
+        return events.event(chunk.text)
 
     def end(self) -> bytes:
         if not self._usage:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from tokentrail.answer import Answer, AnswerRequest, Choice, Chunk, ModelCard, Prompt, collect
 from tokentrail.protocol import SamplingParams, TokentrailError
 from tokentrail.server.body import read_body
+from tokentrail.server.connection import BODY_WRITER
 from tokentrail.server.errors import describe, error_json, error_response, log_internal, model_not_found
 from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.requests import (
@@ -216,16 +218,43 @@ class _Generation(Response):
                 await asyncio.wait({first})
             if not first.cancelled():
                 first.exception()  # if it raised just when this task was cancelled, it has been heard
+        take = self._direct(answer, stream)
         while batch is not None:
             for chunk in batch:
                 data += stream.chunk(chunk)
-            if data:
+            # The last text goes with the end of the body.
+            if data and not self._ends(answer, batch[-1]):
                 began = time.monotonic()
                 await send(_body(data))
                 answer.sent(time.monotonic() - began)
                 data = b""
+            if take is not None:
+                answer.divert(take)
             batch = await anext(chunks, None)
-        await send(_body(stream.end() + DONE, more=False))
+        await send(_body(data + stream.end() + DONE, more=False))
+
+    @staticmethod
+    def _ends(answer: Answer, chunk: Chunk) -> bool:
+        """Whether `chunk` is known to be the answer's last."""
+        return answer.num_choices == 1 and chunk.finish_reason is not None
+
+    def _direct(self, answer: Answer, stream: Stream) -> Callable[[Chunk], bool] | None:
+        """Writes a chunk to the client as soon as it is made; None where only `send` can."""
+        body_writer = self._request.scope["state"].get(BODY_WRITER)
+        writer = None if body_writer is None else body_writer()
+        if writer is None:
+            return None
+
+        def take(chunk: Chunk) -> bool:
+            if not writer.ready or self._ends(answer, chunk):
+                return False
+            if data := stream.chunk(chunk):
+                began = time.monotonic()
+                writer.write(data)
+                answer.sent(time.monotonic() - began)
+            return True
+
+        return take
 
     def _log(self, problem: Exception | None, seconds: float) -> None:
         """One line, without any of the text."""
