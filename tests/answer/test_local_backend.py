@@ -233,6 +233,53 @@ async def test_streamed_and_collected_are_the_same(parts: TextParts, ids: list[i
         assert [join(index, parts) for index, parts in enumerate(streamed)] == choices
 
 
+@pytest.mark.parametrize("n", [1, 3])
+async def test_diverted_and_iterated_chunks_are_the_answer(parts: TextParts, ids: list[int], n: int) -> None:
+    """Whatever `take` refuses comes by iteration, in order, and diverting again is always possible."""
+    rng = random.Random(n)
+    taken = refused = 0
+    for _ in range(20):
+        back, engine = backend(parts, [*ids, EOS])
+        choices, _ = await answer(back, ask(n=n, stop=("lazy",)))
+        opened = await back.open(ask(n=n, stop=("lazy",)))
+        got: list[list[Chunk]] = [[] for _ in choices]
+
+        def take(chunk: Chunk, got: list[list[Chunk]] = got) -> bool:
+            nonlocal taken, refused
+            if rng.random() < 0.2:
+                refused += 1
+                return False
+            taken += 1
+            got[chunk.index].append(chunk)
+            return True
+
+        async for chunks in opened:
+            for chunk in chunks:
+                got[chunk.index].append(chunk)
+            opened.divert(take)
+        assert [join(index, chunks) for index, chunks in enumerate(got)] == choices
+        assert engine.running == set()
+        assert len(engine.aborted) == 2 * n
+    assert taken > refused > 20
+
+
+async def test_an_error_of_the_one_who_takes_ends_the_answer(parts: TextParts, ids: list[int]) -> None:
+    back, engine = backend(parts, ids)
+
+    def take(chunk: Chunk) -> bool:
+        raise OSError("the disk is full")
+
+    opened = await back.open(ask())
+    chunks = aiter(opened)
+    await anext(chunks)
+    with pytest.raises(OSError, match="disk"):  # noqa: PT012 (it may come by either)
+        opened.divert(take)
+        await anext(chunks)
+    await opened.aclose()
+    assert engine.running == set()
+    assert back.metrics.requests["error"] == 1
+
+
 @pytest.mark.parametrize("n", [1, 4])
 async def test_closing_stops_everything_at_once(parts: TextParts, ids: list[int], n: int) -> None:
     back, engine = backend(parts, ids, delay=0.01)

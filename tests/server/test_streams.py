@@ -251,6 +251,24 @@ def test_slow_readers_get_everything(make_server: MakeServer) -> None:
     assert text == whole
 
 
+def test_a_client_of_http_1_0_gets_the_stream_without_chunks(make_server: MakeServer) -> None:
+    server = make_server()
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 100, "stream": True, "seed": 1}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = (
+            f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    events = received.partition(b"\r\n\r\n")[2].decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    text = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2])
+    assert text == server.complete(max_tokens=100, seed=1).json()["choices"][0]["text"]
+
+
 def _dechunked(response: bytes) -> str:
     _, _, rest = response.partition(b"\r\n\r\n")
     body = b""

@@ -31,10 +31,10 @@ class Answer(Protocol):
         ...
 
     def divert(self, take: Callable[[Chunk], bool]) -> None:
-        """From now on offer each chunk to `take` first, in the very call in which it is made, without waking who
-        iterates. What it does not take (it returns False), and all that follows, comes by iteration again,
-        as does what is waiting there already; then nothing is diverted until the next call. Iteration ends,
-        or raises, as ever. An error that `take` raises ends the answer with it.
+        """From now on offer each chunk, and now those that wait for the iterator, to `take` first: in the very
+        call in which it is made, without waking who iterates. When it does not take one (it returns False),
+        that one and all that follow come by iteration, until the next call. Iteration ends, or raises, as
+        ever. An error that `take` raises ends the answer with it.
         """
         ...
 

@@ -131,7 +131,13 @@ class LocalAnswer:
         return self._chunks
 
     def divert(self, take: Callable[[Chunk], bool]) -> None:
-        self._take = None if self._ready else take
+        self._take = None
+        for number, chunk in enumerate(self._ready):
+            if not take(chunk):
+                del self._ready[:number]
+                return
+        self._ready.clear()
+        self._take = take
 
     async def aclose(self) -> None:
         """Stop: the engine is told at once to end what still runs."""

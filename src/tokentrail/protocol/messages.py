@@ -1,4 +1,4 @@
-"""Messages between the API process and the engine (msgpack over ZeroMQ, or the same objects in-process)."""
+"""Messages between the API process and the engine (msgpack over a socket, or the same objects in-process)."""
 
 from __future__ import annotations
 
