@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_models import random_checkpoint, small_config
 from tokentrail.checkpoints import Checkpoint, RopeConfig, Tensor
 from tokentrail.engine import capacity
-from tokentrail.engine.capacity import Capacity, available_memory, plan_capacity
+from tokentrail.engine.capacity import Capacity, plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Limits
@@ -224,31 +224,3 @@ def test_what_is_planned_covers_what_is_taken(shape: dict[str, int], format: str
     planned = capacity._activation_bytes(checkpoint, config, got.max_logit_rows)
     assert executable.nbytes <= planned + 16 * 1024, "buffers are rounded up to lines, a few bytes each"
     assert planned < 4 * executable.nbytes
-
-
-def test_available_memory_is_no_more_than_the_machine_has() -> None:
-    free = available_memory()
-    assert free > 0
-    total = Path("/proc/meminfo")
-    if total.exists():
-        assert free <= int(total.read_text().split()[1]) * 1024
-
-
-def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n",
-        "/sys/fs/cgroup/memory.max": str(3 * GIB),
-        "/sys/fs/cgroup/memory.current": str(1 * GIB),
-    }
-
-    def read_text(self: Path) -> str:
-        if str(self) in files:
-            return files[str(self)]
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    assert available_memory() == 2 * GIB
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert available_memory() == 32000000 * 1024
-    files["/sys/fs/cgroup/memory.max"] = str(GIB // 2)
-    assert available_memory() == 0

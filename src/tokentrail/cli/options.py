@@ -127,7 +127,7 @@ class EngineOptions:
             "-t",
             min=1,
             metavar="N",
-            help="Threads that compute. Left out: the cores this process may use.",
+            help="Threads that compute. Left out: a core each of those this process may use (one less from eight on).",
             rich_help_panel=BATCHING,
         ),
     ] = None

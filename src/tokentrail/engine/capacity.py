@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokentrail.checkpoints import Checkpoint
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import activation_formats
 from tokentrail.ops.backend import Backend, KvLayout
+from tokentrail.ops.native import available_memory
 from tokentrail.protocol import CapacityError, InvalidRequest
 
 GIB = 1 << 30
@@ -29,34 +29,6 @@ class Capacity:
     wanted_model_len: int
     """What was asked for, or the model's own; more than `max_model_len` where the cache holds less."""
     max_logit_rows: int
-
-
-def available_memory() -> int:
-    """Bytes this process may still take: what the system has free, cut to the cgroup's limit."""
-    free = _system_memory()
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit = Path(limit_file).read_text().strip()
-            if limit != "max":
-                free = min(free, int(limit) - int(Path(used_file).read_text()))
-        except (OSError, ValueError):
-            continue
-    return max(free, 0)
-
-
-def _system_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    import os
-
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # macOS: all there is
 
 
 def plan_capacity(

@@ -32,6 +32,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     threads: int | None = None
-    """None: the cores this process may use."""
+    """None: see `ops.native.default_threads`."""
     seed: int = 0
     tensor_parallel_size: int = 1

@@ -1,14 +1,14 @@
-"""The C++ implementation of the ops (sources in `csrc/`): packing, programs, sampling, threads; and what the machine
-could do at best."""
+"""The C++ implementation of the ops (sources in `csrc/`): packing, programs, sampling, threads; what the machine
+could do at best, and what of it this process may take."""
 
 from tokentrail.ops.native.backend import (
     NativeBackend,
     NativeExecutable,
     available_isas,
-    default_threads,
     native_digest,
 )
 from tokentrail.ops.native.machine import Machine, MachineProbe
+from tokentrail.ops.native.resources import available_memory, default_threads, usable_cores
 
 __all__ = [
     "Machine",
@@ -16,9 +16,8 @@ __all__ = [
     "NativeBackend",
     "NativeExecutable",
     "available_isas",
+    "available_memory",
     "default_threads",
-    "measure_bandwidth",
-    "measure_machine",
-    "measure_macs",
     "native_digest",
+    "usable_cores",
 ]

@@ -12,27 +12,13 @@ import numpy.typing as npt
 
 from tokentrail.ops.backend import F32, I32, KvLayout, Limits
 from tokentrail.ops.native import _native
+from tokentrail.ops.native.resources import default_threads
 from tokentrail.ops.program import Call, Program
 
 
 def available_isas() -> list[str]:
     """Instruction sets this machine can run, best first."""
     return list(_native.available_isas())
-
-
-def default_threads() -> int:
-    """Cores this process may use: its affinity, cut to the cgroup's CPU quota."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        cores = os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return max(1, cores)
 
 
 def native_digest() -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokentrail.ops.native import _native
-from tokentrail.ops.native.backend import available_isas, default_threads
+from tokentrail.ops.native.backend import available_isas
+from tokentrail.ops.native.resources import default_threads
 
 LEAST_BUFFER = 256 << 20
 PEAKS = {
