@@ -57,7 +57,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, timeout: flo
     raise RuntimeError(f"the server did not become healthy in {timeout:g} s")
 
 
-def tokentrail(*arguments: str | Path) -> list[str]:
+def tokentrail(*arguments: str | Path | int) -> list[str]:
     """The command line of this environment's `tokentrail`."""
     return [sys.executable, "-m", "tokentrail", *map(str, arguments)]
 
