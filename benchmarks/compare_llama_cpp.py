@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_cpp import Flags, LlamaCpp, find_programs
-from load import OtherLoad
+from other_load import OtherLoad
 from ours import Tokentrail
 from processes import free_port, server, tokentrail
 from results import Results, Sample, spread
