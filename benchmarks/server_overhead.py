@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class IdleRunner:
     """Draws a few ordinary tokens of the demo model's vocabulary in turn."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, progress: object = None) -> None:
         from tokentrail.protocol import EngineInfo
 
         self.max_logit_rows = config.max_num_seqs + 16

@@ -19,7 +19,7 @@ def served(run: Run, monkeypatch: pytest.MonkeyPatch) -> object:
     """`served("--port", "1")` gives the `ServerConfig` that the server would have been started with."""
     configs: list[ServerConfig] = []
 
-    def serve(config: ServerConfig, *, on_ready: Callable[[], None]) -> None:
+    def serve(config: ServerConfig, *, on_ready: Callable[[], None], progress: object) -> None:
         on_ready()
         configs.append(config)
 

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -178,6 +179,7 @@ class FakeRunner:
     """`config.kv_cache_memory` counts positions. `config.model` may be `fake:?option=value&...`:
 
     - delay: seconds a step takes;
+    - loading: seconds that its start takes, told in ten steps;
     - rows: logit rows at most;
     - crash_token: SIGKILL when this token is computed;
     - crash_always: SIGKILL at the first step;
@@ -185,11 +187,15 @@ class FakeRunner:
     - fingerprint: file that holds the model's fingerprint.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> None:
         options = {key: values[0] for key, values in parse_qs(urlsplit(config.model or "").query).items()}
         if "fail_start" in options and Path(options["fail_start"]).exists():
             raise ModelFileError("model.gguf: the magic is wrong. Download the file again.")
         fingerprint = Path(options["fingerprint"]).read_text() if "fingerprint" in options else "fake"
+        for tenth in range(1, 11 if "loading" in options else 0):
+            time.sleep(float(options["loading"]) / 10)
+            if progress is not None:
+                progress(100 * tenth, 1000)
         self.delay = float(options.get("delay", 0))
         self.crash_token = int(options.get("crash_token", -1))
         self.crash_always = "crash_always" in options

@@ -190,6 +190,16 @@ async def test_step_listeners_hear_what_streams_get() -> None:
 # --- starting and ending -----------------------------------------------------------------------------------
 
 
+async def test_loading_tells_how_far_it_is() -> None:
+    seen: list[tuple[int, int]] = []
+    client = EngineClient(config(model="fake:?loading=0.6"), runner=RUNNER)
+    await client.start(lambda done, total: seen.append((done, total)))
+    await client.close()
+    assert 2 <= len(seen) <= 6, "a tenth of a second apart at least"
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {1000}
+
+
 async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.touch()

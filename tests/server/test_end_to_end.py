@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -398,9 +399,12 @@ def test_sigterm_lets_a_running_stream_finish(tmp_path: Any) -> None:
 def test_a_second_signal_ends_a_server_that_waits_for_answers() -> None:
     server = RealServer(served_model_names=("one", "two"), api_keys=("secret",))
     assert server.process.stdout is not None
-    banner = [server.process.stdout.readline() for _ in range(7)]
+    banner = [server.process.stdout.readline() for _ in range(8)]
     assert "also as   two" in banner[0]
     assert banner[1].strip().endswith(".gguf")
+    assert re.search(
+        r"loaded    in \d+\.\d\d s: \d+ MiB of tensors, packed into \d+ MiB$", banner[3].rstrip()
+    )
     assert "Bearer YOUR_KEY" in banner[-2]
     assert '"temperature": 0' in banner[-1]
     engine = server.engine_pid()

@@ -249,7 +249,7 @@ def serve(
     with loading(config.engine.model or "the demo model", always=True) as shown:
         from tokentrail.server import serve as run_server
 
-        run_server(config, on_ready=shown.close)
+        run_server(config, on_ready=shown.close, progress=shown.progress)
 
 
 def register(app: typer.Typer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
@@ -121,9 +121,11 @@ def open_source(
         return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens)
     config = engine.engine_config(model)
     template = None if engine.chat_template is None else str(engine.chat_template)
-    with loading(config.model or "the demo model"):
-        source = LocalSource(config, template, default_max_tokens)
+    with loading(config.model or "the demo model") as shown:
+        source = LocalSource(config, template, default_max_tokens, progress=shown.progress)
     info = source.info
+    if shown.was_long:
+        note(f"loaded {info.loaded}.")
     if info.max_model_len < info.wanted_model_len:
         note(
             f"the context was cut from {info.wanted_model_len} to {info.max_model_len} tokens, which is what the KV "
@@ -140,13 +142,17 @@ class LocalSource:
         config: EngineConfig,
         chat_template: str | None = None,
         default_max_tokens: int | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from tokentrail.cli.background import Background
 
         self._default_max_tokens = default_max_tokens
         self._background = Background().__enter__()
         try:
-            self._engine, self._backend = self._background.call(_open_backend(config, chat_template))
+            self._engine, self._backend = self._background.call(
+                _open_backend(config, chat_template, progress)
+            )
         except BaseException:
             self._background.__exit__(None, None, None)
             raise
@@ -200,13 +206,15 @@ class LocalSource:
             self._background.__exit__(None, None, None)
 
 
-async def _open_backend(config: EngineConfig, template: str | None) -> tuple[EngineClient, LocalBackend]:
+async def _open_backend(
+    config: EngineConfig, template: str | None, progress: Callable[[int, int], None] | None
+) -> tuple[EngineClient, LocalBackend]:
     import asyncio
 
     from tokentrail.engine.client import EngineClient
 
     engine = EngineClient(config)
-    starting = asyncio.ensure_future(engine.start())
+    starting = asyncio.ensure_future(engine.start(progress))
     try:
         # While the engine process loads the weights, this one loads what it needs of the text.
         await asyncio.sleep(0)

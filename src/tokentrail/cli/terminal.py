@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as RichProgress
 
     from tokentrail.journey import JourneyView
 
+_SECONDS_WITHOUT_BAR = 1.0
 _PIPE_WIDTH = 10_000
 """Columns of what is no terminal: lines are cut by whoever reads them, not by us."""
 
@@ -82,26 +85,53 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
-@contextlib.contextmanager
-def loading(what: str, *, always: bool = False) -> Iterator[contextlib.ExitStack]:
-    """Tell on stderr that `what` is being loaded, until the block ends or the yielded stack is closed: on a
-    terminal with a clock, otherwise in a line if `always`.
+class LoadingDisplay:
+    """What stands on stderr while a model is loaded: on a terminal its name and a clock, and from the first second
+    on how much of it is done; otherwise a line if `always`.
     """
-    with contextlib.ExitStack() as shown:
+
+    def __init__(self, what: str, *, always: bool = False) -> None:
+        self._started = time.monotonic()
+        self._bar: RichProgress | None = None
+        self.was_long = False
+        """A bar was shown, so that somebody looked at it for a while."""
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             # Logs and the banner go to the streams as they are.
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            progress = Progress(
+            self._bar = Progress(
                 *columns, console=Console(stderr=True), transient=True, redirect_stdout=False,
                 redirect_stderr=False,
             )  # fmt: skip
-            progress.add_task(f"loading {what} …", total=None)
-            shown.enter_context(progress)
+            self._task = self._bar.add_task(f"loading {what} …", total=None)
+            self._bar.start()
         elif always:
             print(f"loading {what} …", file=sys.stderr, flush=True)
+
+    def progress(self, done: int, total: int) -> None:
+        """So many bytes are loaded. Any thread may call it."""
+        bar = self._bar
+        if bar is None or time.monotonic() - self._started < _SECONDS_WITHOUT_BAR:
+            return
+        if not self.was_long:
+            from rich.progress import BarColumn, DownloadColumn
+
+            self.was_long = True
+            bar.columns = (*bar.columns[:-1], BarColumn(), DownloadColumn(binary_units=True), bar.columns[-1])
+        bar.update(self._task, completed=done, total=total)
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+
+@contextlib.contextmanager
+def loading(what: str, *, always: bool = False) -> Iterator[LoadingDisplay]:
+    """Tell that `what` is being loaded, until the block ends or the yielded display is closed."""
+    with contextlib.closing(LoadingDisplay(what, always=always)) as shown:
         yield shown
 
 

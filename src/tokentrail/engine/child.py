@@ -11,7 +11,7 @@ import sys
 import threading
 from asyncio.subprocess import Process, create_subprocess_exec
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.wire import FrameReader, Launch, frame, message_decoder
@@ -20,6 +20,7 @@ from tokentrail.protocol import (
     EngineDead,
     EngineMessage,
     InvalidRequest,
+    Loading,
     ModelFileError,
     Ready,
     RequestMessage,
@@ -27,6 +28,9 @@ from tokentrail.protocol import (
     StartupFailed,
     TokentrailError,
 )
+
+if TYPE_CHECKING:
+    from tokentrail.engine.loading import Progress  # with it comes NumPy
 
 _SECONDS_TO_END = 5.0
 """Given to a process to finish its step and go, before it is killed."""
@@ -40,7 +44,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.first: asyncio.Future[EngineMessage] = asyncio.get_running_loop().create_future()
-        """The first message."""
+        """The first message that is not about progress."""
+        self.progress: Progress | None = None
         self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         """Done when nothing more will come: with None if the other end is closed, else with what was wrong."""
         self.handler: Callable[[EngineMessage], None] | None = None
@@ -54,7 +59,10 @@ class _Connection(asyncio.Protocol):
         try:
             for part in self._reader.feed(data):
                 message = message_decoder.decode(part)
-                if not self.first.done():
+                if isinstance(message, Loading):
+                    if self.progress is not None:
+                        self.progress(message.done, message.total)
+                elif not self.first.done():
                     self.first.set_result(message)
                 elif self.handler is not None:
                     self.handler(message)
@@ -131,10 +139,11 @@ class EngineChild:
         child._write(frame(launch))
         return child
 
-    async def ready(self) -> Ready:
-        """Wait until it has loaded its model. Raises the error that kept it from starting, or
-        `EngineDead`.
+    async def ready(self, progress: Progress | None = None) -> Ready:
+        """Wait until it has loaded its model, and tell how far it is. Raises the error that kept it from starting,
+        or `EngineDead`.
         """
+        self._connection.progress = progress
         first = self._connection.first
         exiting = asyncio.ensure_future(self._process.wait())
         try:

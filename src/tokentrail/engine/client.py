@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +33,9 @@ from tokentrail.protocol import (
     StepRecord,
     TokentrailError,
 )
+
+if TYPE_CHECKING:
+    from tokentrail.engine.loading import Progress  # with it comes NumPy
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +77,13 @@ class EngineClient:
 
     # --- life --------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the engine process and wait until it is ready.
+    async def start(self, progress: Progress | None = None) -> None:
+        """Start the engine process and wait until it is ready. `progress` is told now and then how far loading is.
 
         Raises what kept it from starting: `ModelFileError`, `CapacityError`, `InvalidRequest`, or
         `EngineDead`.
         """
-        child, ready = await self._spawn()
+        child, ready = await self._spawn(progress)
         self._info = ready.info
         self._take_over(child)
         self._supervisor = asyncio.create_task(self._supervise(child), name="engine-supervisor")
@@ -240,10 +244,10 @@ class EngineClient:
 
     # --- supervision -------------------------------------------------------------------------------
 
-    async def _spawn(self) -> tuple[EngineChild, Ready]:
+    async def _spawn(self, progress: Progress | None = None) -> tuple[EngineChild, Ready]:
         child = await EngineChild.spawn(self._config, self._runner)
         try:
-            return child, await child.ready()
+            return child, await child.ready(progress)
         except BaseException:
             await child.end()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import cast
 
 from tokentrail.engine.batch import Runner
@@ -13,9 +14,15 @@ DEFAULT_RUNNER = "tokentrail.engine.model_runner:ModelRunner"
 RUNNER_VARIABLE = "TOKENTRAIL_RUNNER"
 
 
-def create_runner(config: EngineConfig, path: str | None = None) -> Runner:
-    """Call `module:callable` with the configuration; None: `$TOKENTRAIL_RUNNER`, or the runner of this
-    package.
+Progress = Callable[[int, int], None]
+"""Told what is done so far and in all, in bytes of the model's file."""
+
+
+def create_runner(
+    config: EngineConfig, path: str | None = None, *, progress: Progress | None = None
+) -> Runner:
+    """Call `module:callable` with the configuration and `progress=`; None: `$TOKENTRAIL_RUNNER`, or the runner of
+    this package.
 
     Raises what the runner raises when it cannot start (`ModelFileError`, `CapacityError` …).
     """
@@ -23,4 +30,4 @@ def create_runner(config: EngineConfig, path: str | None = None) -> Runner:
     module, separator, name = path.partition(":")
     if not separator:
         raise ValueError(f"{RUNNER_VARIABLE} must be module:callable, not {path!r}.")
-    return cast(Runner, getattr(importlib.import_module(module), name)(config))
+    return cast(Runner, getattr(importlib.import_module(module), name)(config, progress=progress))

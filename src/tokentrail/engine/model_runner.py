@@ -9,6 +9,7 @@ from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.capacity import plan_capacity
 from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.loading import Progress
 from tokentrail.models import load_model
 from tokentrail.ops.backend import Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
@@ -23,14 +24,14 @@ HEAD_MULTIPLE = 16
 class ModelRunner:
     """Executes batches on this machine's CPU. A step is two native calls: forward, and sample."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         started = time.perf_counter()
         _check(config)
         checkpoint = open_checkpoint(config.model or demo_model_path())
         _check_model(checkpoint)
         backend = _backend(config)
         plan = plan_capacity(checkpoint, backend, config)
-        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype)
+        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=progress)
         self.max_logit_rows = plan.max_logit_rows
         limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, plan.max_logit_rows)
         self._executable: NativeExecutable = backend.compile(
@@ -53,6 +54,7 @@ class ModelRunner:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             load_seconds=time.perf_counter() - started,
+            file_bytes=checkpoint.nbytes,
         )
 
     @property

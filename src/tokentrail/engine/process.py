@@ -25,11 +25,14 @@ from tokentrail.engine.wire import Channel, Launch, launch_decoder, request_deco
 from tokentrail.protocol import (
     Abort,
     GenerateRequest,
+    Loading,
     Ready,
     Shutdown,
     StartupFailed,
     TokentrailError,
 )
+
+_SECONDS_BETWEEN_PROGRESS = 0.1
 
 
 def main() -> int:
@@ -46,7 +49,7 @@ def main() -> int:
     _end_with_parent(launch)
     try:
         try:
-            core = _start(launch)
+            core = _start(launch, channel)
         except Exception as error:
             if not isinstance(error, TokentrailError):
                 traceback.print_exc()
@@ -60,9 +63,17 @@ def main() -> int:
         return 1
 
 
-def _start(launch: Launch) -> EngineCore:
-    started = time.perf_counter()
-    runner = create_runner(launch.config, launch.runner)
+def _start(launch: Launch, channel: Channel) -> EngineCore:
+    started = told = time.perf_counter()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        now = time.perf_counter()
+        if now - told >= _SECONDS_BETWEEN_PROGRESS:
+            told = now
+            channel.send(Loading(done, total))
+
+    runner = create_runner(launch.config, launch.runner, progress=progress)
     core = EngineCore(launch.config, runner)
     if not runner.info.load_seconds:
         runner.info.load_seconds = time.perf_counter() - started

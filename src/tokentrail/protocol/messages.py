@@ -153,6 +153,25 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     load_seconds: float = 0.0
+    file_bytes: int = 0
+    """Of the tensors as they are stored; 0: unknown."""
+
+    @property
+    def loaded(self) -> str:
+        """How long loading took and what became of the file, for people."""
+        sizes = ""
+        if self.file_bytes:
+            mib = (nbytes / (1 << 20) for nbytes in (self.file_bytes, self.weight_bytes))
+            sizes = ": {:.0f} MiB of tensors, packed into {:.0f} MiB".format(*mib)
+        return f"in {self.load_seconds:.2f} s{sizes}"
+
+
+class Loading(msgspec.Struct, tag="loading", gc=False):
+    """The engine is loading its model. Sent now and then, before `Ready`."""
+
+    done: int
+    """Bytes of the file's tensors that have been packed."""
+    total: int
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -168,4 +187,4 @@ class StartupFailed(msgspec.Struct, tag="startup_failed"):
     """Class name of the error: ModelFileError, CapacityError …"""
 
 
-EngineMessage = StepOutput | Rejected | Ready | StartupFailed
+EngineMessage = StepOutput | Rejected | Loading | Ready | StartupFailed

@@ -36,17 +36,23 @@ _KEEP_ALIVE = 30.0
 """
 
 
-def serve(config: ServerConfig, *, on_ready: Callable[[], None] | None = None) -> None:
+def serve(
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends at once.
 
-    `on_ready` is called once requests are taken, before the banner is printed.
+    `on_ready` is called once requests are taken, before the banner is printed; `progress` now and
+    then before, with the bytes of the model that are loaded, and in all.
     Raises a `TokentrailError` that says why, if the model cannot be loaded or the address is taken.
     """
     setup_logging(config.log_level)
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(Server(config, on_ready=on_ready).run())
+        loop.run_until_complete(Server(config, on_ready=on_ready, progress=progress).run())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
@@ -71,8 +77,10 @@ class Server:
         *,
         runner: str | None = None,
         on_ready: Callable[[], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`runner`: as `EngineClient` takes it; `on_ready`: as `serve` does."""
+        """`runner`: as `EngineClient` takes it; the others: as `serve` does."""
+        self._progress = progress
         self._on_ready = on_ready
         self.config = config
         self.engine = EngineClient(config.engine, runner=runner)
@@ -111,7 +119,7 @@ class Server:
     async def _serve(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         # The loop stays free to start the engine process while threads import and load.
-        starting = asyncio.ensure_future(self.engine.start())
+        starting = asyncio.ensure_future(self.engine.start(self._progress))
         parts = asyncio.ensure_future(loop.run_in_executor(None, _load_text, self.config))
         background: list[asyncio.Future[Any]] = [starting, parts]
         try:
@@ -260,6 +268,7 @@ def _banner(server: Server, names: Sequence[str], file: Path) -> str:
             f"  file      {file}",
             f"  model     {info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, "
             f"{info.threads} threads, {info.isa}",
+            f"  loaded    {info.loaded}",
             f"  context   {info.max_model_len} tokens{cut * (info.max_model_len < info.wanted_model_len)}",
             f"  KV cache  {capacity} tokens ({capacity * info.kv_bytes_per_token / 2**20:.0f} MiB)",
             f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",

@@ -74,11 +74,13 @@ def engine_facts(info: EngineInfo) -> dict[str, Any]:
         "kv_cache_tokens": info.num_blocks * info.block_size,
         "fingerprint": info.fingerprint,
         "load_seconds": info.load_seconds,
+        "file_bytes": info.file_bytes,
+        "weight_bytes": info.weight_bytes,
     }
 
 
 def engine_line(info: EngineInfo) -> str:
     return (
         f"{info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, {info.threads} threads, "
-        f"{info.isa}; loaded in {info.load_seconds:.2f} s"
+        f"{info.isa}; loaded {info.loaded}"
     )
