@@ -20,7 +20,8 @@ size_t pool_bytes(KvType type, int64_t layers, int64_t blocks, int32_t block_siz
 
 KvCache::KvCache(KvType type, int64_t layers, int64_t blocks, int32_t block_size, int32_t heads, int32_t head_dim)
     : type_(type), layers_(layers), blocks_(blocks), block_size_(block_size), heads_(heads), head_dim_(head_dim),
-      memory_(pool_bytes(type, layers, blocks, block_size, heads, head_dim)) {}
+      // Touched bit by bit while answers stream.
+      memory_(pool_bytes(type, layers, blocks, block_size, heads, head_dim), Pages::SMALL) {}
 
 KvLayer KvCache::layer(int64_t l) const {
   KvLayer layer{type_, nullptr, nullptr, heads_, head_dim_, block_size_};

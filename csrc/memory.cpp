@@ -16,7 +16,7 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 constexpr size_t CHUNK = 1;
 }  // namespace
 
-Memory::Memory(size_t bytes) : bytes_(bytes), map_(nullptr), map_bytes_(0) {
+Memory::Memory(size_t bytes, Pages) : bytes_(bytes), map_(nullptr), map_bytes_(0) {
   if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
   data_ = (uint8_t*)std::aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
   if (!data_) throw std::bad_alloc();
@@ -29,7 +29,7 @@ Memory::~Memory() { std::free(map_); }
 constexpr size_t CHUNK = size_t(64) << 20;
 }  // namespace
 
-Memory::Memory(size_t bytes) : bytes_(bytes) {
+Memory::Memory(size_t bytes, Pages pages) : bytes_(bytes) {
   if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
   map_bytes_ = round_up(bytes ? bytes : 1, 4096) + HUGE_PAGE;
   map_ = mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -39,7 +39,7 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
   }
   data_ = (uint8_t*)round_up((size_t)map_, HUGE_PAGE);
 #ifdef MADV_HUGEPAGE
-  if (bytes >= HUGE_PAGE) madvise(data_, bytes, MADV_HUGEPAGE);
+  if (bytes >= HUGE_PAGE) madvise(data_, bytes, pages == Pages::HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }
 

@@ -1,4 +1,4 @@
-// Large, aligned, zeroed memory straight from the system, in huge pages where allowed. Untouched pages cost nothing.
+// Large, aligned, zeroed memory straight from the system. Untouched pages cost nothing.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,13 @@
 
 namespace tt {
 
+// Huge pages cost less to address; small ones less to get. A huge page is cleared, and on a machine whose memory is
+// scattered first made, when its first byte is touched: fine while a model loads, a stall in the middle of an answer.
+enum class Pages { HUGE, SMALL };
+
 class Memory {
  public:
-  explicit Memory(size_t bytes);  // throws std::bad_alloc
+  explicit Memory(size_t bytes, Pages pages = Pages::HUGE);  // throws std::bad_alloc
   ~Memory();
   Memory(Memory&& other) noexcept : data_(other.data_), bytes_(other.bytes_), map_(other.map_), map_bytes_(other.map_bytes_) {
     other.map_ = nullptr;
