@@ -182,8 +182,10 @@ NB_MODULE(_native, m) {
 
   nb::class_<KvCache>(m, "KvCache")
       .def("__init__", [](KvCache* self, const std::string& dtype, int64_t layers, int64_t blocks, int32_t block_size, int32_t heads, int32_t head_dim) {
-        if (dtype != "bfloat16" && dtype != "float32") throw std::invalid_argument("the KV cache is bfloat16 or float32");
-        new (self) KvCache(dtype == "float32" ? KvType::F32 : KvType::BF16, layers, blocks, block_size, heads, head_dim);
+        if (dtype != "bfloat16" && dtype != "int8" && dtype != "float32")
+          throw std::invalid_argument("the KV cache is bfloat16, int8 or float32");
+        const KvType type = dtype == "float32" ? KvType::F32 : dtype == "int8" ? KvType::INT8 : KvType::BF16;
+        new (self) KvCache(type, layers, blocks, block_size, heads, head_dim);
       }, "dtype"_a, "layers"_a, "blocks"_a, "block_size"_a, "heads"_a, "head_dim"_a)
       .def_prop_ro("bytes", &KvCache::bytes)
       .def_prop_ro("blocks", &KvCache::blocks)

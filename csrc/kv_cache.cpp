@@ -7,7 +7,7 @@ namespace tt {
 
 namespace {
 size_t pool_bytes(KvType type, int64_t layers, int64_t blocks, int32_t block_size, int32_t heads, int32_t head_dim) {
-  if (layers <= 0 || layers > 1 << 16 || blocks <= 0 || blocks > INT32_MAX || heads <= 0 || head_dim <= 0 || head_dim % 16 || head_dim > 1024)
+  if (layers <= 0 || layers > 1 << 16 || blocks <= 0 || blocks > INT32_MAX || heads <= 0 || head_dim <= 0 || head_dim % 16 || head_dim > MAX_HEAD_DIM)
     throw std::invalid_argument("the KV cache needs positive sizes and a head size that is a multiple of 16, at most 1024");
   if (block_size < TILE || SEGMENT % block_size) throw std::invalid_argument("the block size must be 16, 32, 64, 128 or 256");
   KvLayer l{type, nullptr, nullptr, heads, head_dim, block_size};

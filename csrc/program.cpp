@@ -24,11 +24,6 @@ size_t buffer_bytes(int64_t rows, int64_t dim, bool quantized) {
   return bytes + 64;
 }
 
-// Scores, running parts, six fresh parts, weights and queries of one attention task.
-size_t attention_scratch(int64_t rows, int64_t head_dim) {
-  return (size_t)(rows * SEGMENT + (rows + 8) * (head_dim + 2)) * 4 + (size_t)rows * (SEGMENT + head_dim) * 4 + 256;
-}
-
 }  // namespace
 
 Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab)
@@ -207,7 +202,7 @@ void Program::plan(const StepView& s) {
   merge_tasks_.clear();
   if (!heads_) return;
   const int32_t kv_heads = kv_->heads();
-  const int64_t part = kv_->head_dim() + 2;
+  const int64_t part = part_size(kv_->head_dim());
   int64_t floats = 0;
   const bool few = s.sequences * kv_heads < 4 * pool_->size();
   for (int64_t q = 0; q < s.sequences; ++q) {
@@ -360,7 +355,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         const int64_t q = s.row_sequence[r];
         const int32_t position = s.positions[r];
         k.kv_store(kv, at(c.x, r), at(c.y, r), s.block_tables[q * s.table_width + position / kv.block_size],
-                   position % kv.block_size, r + 1 == s.row_starts[q + 1]);
+                   position % kv.block_size);
       });
       break;
     }
@@ -381,7 +376,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       break;
     }
     case Kind::MERGE: {
-      const int64_t part = kv_->head_dim() + 2;
+      const int64_t part = part_size(kv_->head_dim());
       each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) {
         const MergeTask& t = merge_tasks_[i];
         for (int32_t h = 0; h < c.i0; ++h)

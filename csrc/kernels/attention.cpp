@@ -1,9 +1,11 @@
 // Attention over paged keys and values.
 //
 // Positions are cut into absolute segments of 256. For each query row and head a segment gives a fresh part: the
-// maximum score m, the sum l of exp(s - m), and o = sum exp(s - m) v. Parts are merged in ascending order of segments, so
-// prefill chunks, decode steps and splits over threads all give the same bits. Queries and weights are rounded to the
-// cache's type; masked lanes weigh exactly zero; keys and values are read as stored, those of the own chunk included.
+// maximum score m, the sum l of 2^(s - m), and o = sum 2^(s - m) v, scores being scaled to base two. Parts are merged in
+// ascending order of segments, so prefill chunks, decode steps and splits over threads all give the same bits. A row's
+// scores are summed in order of the head's values, its weighted values in order of positions, however many rows and
+// tiles are computed together. What a row may not see is not read for it, or weighs an integer zero: stale blocks and
+// later rows of the chunk cannot reach it, not even as NaN. Keys and values are read as stored, the own chunk's included.
 #include "kernels/kernels.h"
 #include "simd/vec.h"
 
@@ -11,289 +13,504 @@ namespace tt::TT_ISA {
 
 namespace {
 
-inline uint32_t round_bf16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return (bits >> 16) | 0x40u;  // NaN stays NaN
-  return (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+// Sums that a block of rows and columns keeps in registers: what 32 AVX-512 registers hold beside the operands; the other
+// sets hold eight of our vectors in all.
+#if defined(TT_VEC_AVX512)
+constexpr int SUMS = 24, MAX_ROWS = 12;
+#else
+constexpr int SUMS = 6, MAX_ROWS = 6;
+#endif
+static_assert(MAX_ROWS <= ATTENTION_ROWS);
+constexpr int TILES = SEGMENT / TILE;
+constexpr float LOG2E = 1.44269504088896341f;
+
+constexpr int columns(int rows, int sums_each) {
+  const int n = SUMS / (rows * sums_each);
+  return n >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-// bfloat16 bits in the low half of each lane, rounded to nearest even (for numbers, which is all that comes here).
-inline VI round_bf16(VF x) {
-  const VI bits = as_int(x);
-  return shr<16>(bits + set1i(0x7FFF) + (shr<16>(bits) & set1i(1)));
+TT_INLINE VI broadcast4(const void* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return set1i(word);
 }
 
-constexpr int MAX_ROWS = 6;
+// x ~ step * q with |q| <= 127, step = max|x| / 127. A row that is not all numbers gets a step that is none.
+inline float quantize_int8(const float* x, int n, int8_t* q, int32_t* sum) {
+  VF top = zero(), poison = zero();
+  for (int d = 0; d < n; d += LANES) {
+    const VF v = load(x + d);
+    top = max(top, abs(v));
+    poison = fma(v, zero(), poison);
+  }
+  const float largest = hmax(top), bad = hsum(poison);
+  const float step = largest > 1e-20f ? largest / 127.0f : 0.0f;
+  const VF inverse = set1(step > 0.0f && bad == 0.0f ? 1.0f / step : 0.0f);
+  VI total = set1i(0);
+  for (int d = 0; d < n; d += LANES) {
+    const VI i = bad == 0.0f ? round_to_int(load(x + d) * inverse) : set1i(0);
+    total = total + i;
+    store_i8(q + d, i);
+  }
+  *sum = hsumi(total);
+  return step + bad;
+}
 
-// What differs between the cache types: how pairs are multiplied, and how queries and weights are kept.
+// The positions of a segment that a row sees: [lo, hi), at least one.
+struct Span {
+  int lo, hi;
+};
+
+// Lanes [lo, hi) of x, those of y elsewhere; the borders may lie outside the vector.
+TT_INLINE VF visible(VF x, VF y, int lo, int hi) {
+  return select_range(x, y, lo < 0 ? 0 : lo > TILE ? TILE : lo, hi < 0 ? 0 : hi > TILE ? TILE : hi);
+}
+
+// How a row's query is kept: its values, what a score is multiplied with, and what its sum starts from.
+struct Query {
+  const uint8_t* values;
+  float factor;
+  int32_t start;
+};
+
+// What differs between the cache types. `scores` adds q . k over the head for NT tiles of 16 positions; `score` makes
+// numbers of the sums; `weigh` turns a row's scores into weights as stored and gives their sum and what the weighted
+// values are multiplied with; `values` adds weights times values over the positions [begin, end), borders of STEP.
+
 struct Bf16 {
-  using Stored = uint16_t;
-  // acc[r][n] += q . k over the head, for NT tiles of 16 positions
+  using Sum = VF;
+  static constexpr int ELEMENT = 2, STEP = 2, SUMS_EACH = 1;
+  static constexpr bool EXACT = false;
+
+  static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
+    for (int d = 0; d < n; d += LANES) store_bf16((uint16_t*)to + d, load(q + d));
+    *start = 0;
+    return 1.0f;
+  }
+  static TT_INLINE VF begin(int32_t) { return zero(); }
   template <int MR, int NT>
-  static inline void scores(const uint8_t* const* k_tile, const Stored* const* q, int head_dim, VF acc[][NT]) {
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; d += 2) {
       VI k[NT];
       for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * 32);
       for (int r = 0; r < MR; ++r) {
-        int32_t pair;
-        __builtin_memcpy(&pair, q[r] + d, 4);
-        const VI b = set1i(pair);
+        const VI b = broadcast4(q[r].values + (size_t)d * 2);
         for (int n = 0; n < NT; ++n) acc[r][n] = dot2_bf16(acc[r][n], k[n], b);
       }
     }
   }
-  // out[r][16 dims at d, NV vectors] += weights . v over the first `positions` positions of a tile
+  static TT_INLINE VF score(VF sum, float factor, const uint8_t*, int) { return sum * set1(factor); }
+
+  static TT_INLINE float weigh(float* s, VF m, int tile0, int tile1, Span, const uint8_t* const*, int, uint8_t* w, float* scale) {
+    uint16_t* to = (uint16_t*)w;
+    const VI ones = set1i(0x3F803F80);
+    VF sum = zero();
+    // Weights are summed in pairs of tiles. The half that is not computed is zero, and changes no bit.
+    if (tile0 & 1) store_bf16(to + (tile0 - 1) * TILE, zero());
+    if (tile1 & 1) store_bf16(to + tile1 * TILE, zero());
+    for (int t = tile0; t < tile1; ++t) store_bf16(to + t * TILE, exp2(load(s + t * TILE) - m));
+    for (int t = tile0 & ~1; t < tile1; t += 2) sum = dot2_bf16(sum, loadi(to + t * TILE), ones);
+    *scale = 1.0f;
+    return hsum(sum);
+  }
   template <int MR, int NV>
-  static inline void values(const uint8_t* v_tile, const Stored* const* w, int head_dim, int d, int positions, VF acc[][NV]) {
-    for (int i = 0; i < positions; i += 2) {
-      VI v[NV];
-      for (int n = 0; n < NV; ++n) v[n] = loadi(v_tile + ((size_t)(i / 2) * head_dim + d + 16 * n) * 4);
-      for (int r = 0; r < MR; ++r) {
-        int32_t pair;
-        __builtin_memcpy(&pair, w[r] + i, 4);
-        const VI p = set1i(pair);
-        for (int n = 0; n < NV; ++n) acc[r][n] = dot2_bf16(acc[r][n], v[n], p);
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+    for (int i = span.lo; i < span.hi;) {
+      const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
+      const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
+      for (; i < stop; i += 2) {
+        VI v[NV];
+        for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 2) * head_dim + 16 * n) * 4);
+        for (int r = 0; r < MR; ++r) {
+          const VI p = broadcast4(w[r] + (size_t)i * 2);
+          for (int n = 0; n < NV; ++n) acc[r][n] = dot2_bf16(acc[r][n], v[n], p);
+        }
       }
     }
   }
-  static inline VF keep(Stored* to, VF x) {
-    const VI h = round_bf16(x);
-    store_u16(to, h);
-    return as_float(shl<16>(h));
+  // One row's values over a few positions, any borders: of a pair that is seen by half, the other half is not read.
+  static void edge(const uint8_t* const* v_tiles, const uint8_t* w, int head_dim, int begin, int end, float* out) {
+    for (int i = begin & ~1; i < end; i += 2) {
+      const int32_t seen = (i >= begin ? 0xFFFF : 0) | (i + 1 < end ? (int32_t)0xFFFF0000 : 0);
+      const VI mask = set1i(seen), p = broadcast4(w + (size_t)i * 2) & mask;
+      const uint8_t* pair = v_tiles[i / TILE] + (size_t)(i % TILE / 2) * head_dim * 4;
+      for (int d = 0; d < head_dim; d += LANES)
+        store(out + d, dot2_bf16(load(out + d), loadi(pair + (size_t)d * 4) & mask, p));
+    }
+  }
+
+  static void store_kv(uint8_t* k_tile, uint8_t* v_tile, int lane, int head_dim, const float* k, const float* v) {
+    uint16_t* kt = (uint16_t*)k_tile + lane * 2;
+    uint16_t* vt = (uint16_t*)v_tile + (size_t)(lane / 2) * head_dim * 2 + (lane & 1);
+    alignas(64) uint16_t rounded[MAX_HEAD_DIM];
+    for (int d = 0; d < head_dim; d += LANES) store_bf16(rounded + d, load(k + d));
+    for (int d = 0; d < head_dim; d += 2) __builtin_memcpy(kt + (size_t)d * TILE, rounded + d, 4);
+    for (int d = 0; d < head_dim; d += LANES) store_bf16(rounded + d, load(v + d));
+    for (int d = 0; d < head_dim; ++d) vt[2 * d] = rounded[d];
   }
 };
 
 struct F32 {
-  using Stored = float;
+  using Sum = VF;
+  static constexpr int ELEMENT = 4, STEP = 1, SUMS_EACH = 1;
+  static constexpr bool EXACT = false;
+
+  static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
+    __builtin_memcpy(to, q, (size_t)n * 4);
+    *start = 0;
+    return 1.0f;
+  }
+  static TT_INLINE VF begin(int32_t) { return zero(); }
   template <int MR, int NT>
-  static inline void scores(const uint8_t* const* k_tile, const Stored* const* q, int head_dim, VF acc[][NT]) {
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; ++d) {
       VF k[NT];
       for (int n = 0; n < NT; ++n) k[n] = load((const float*)k_tile[n] + (size_t)d * TILE);
       for (int r = 0; r < MR; ++r) {
-        const VF b = set1(q[r][d]);
+        const VF b = set1(((const float*)q[r].values)[d]);
         for (int n = 0; n < NT; ++n) acc[r][n] = fma(k[n], b, acc[r][n]);
       }
     }
   }
+  static TT_INLINE VF score(VF sum, float factor, const uint8_t*, int) { return sum * set1(factor); }
+
+  static TT_INLINE float weigh(float* s, VF m, int tile0, int tile1, Span, const uint8_t* const*, int, uint8_t* w, float* scale) {
+    VF sum = zero();
+    for (int t = tile0; t < tile1; ++t) {
+      const VF p = exp2(load(s + t * TILE) - m);
+      store((float*)w + t * TILE, p);
+      sum = sum + p;
+    }
+    *scale = 1.0f;
+    return hsum(sum);
+  }
   template <int MR, int NV>
-  static inline void values(const uint8_t* v_tile, const Stored* const* w, int head_dim, int d, int positions, VF acc[][NV]) {
-    for (int i = 0; i < positions; ++i) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+    for (int i = span.lo; i < span.hi; ++i) {
+      const float* at = (const float*)v_tiles[i / TILE] + (size_t)(i % TILE) * head_dim + d;
       VF v[NV];
-      for (int n = 0; n < NV; ++n) v[n] = load((const float*)v_tile + (size_t)i * head_dim + d + 16 * n);
+      for (int n = 0; n < NV; ++n) v[n] = load(at + 16 * n);
       for (int r = 0; r < MR; ++r) {
-        const VF p = set1(w[r][i]);
+        const VF p = set1(((const float*)w[r])[i]);
         for (int n = 0; n < NV; ++n) acc[r][n] = fma(v[n], p, acc[r][n]);
       }
     }
   }
-  static inline VF keep(Stored* to, VF x) {
-    store(to, x);
-    return x;
+  static void edge(const uint8_t* const* v_tiles, const uint8_t* w, int head_dim, int begin, int end, float* out) {
+    for (int i = begin; i < end; ++i) {
+      const float* at = (const float*)v_tiles[i / TILE] + (size_t)(i % TILE) * head_dim;
+      const VF p = set1(((const float*)w)[i]);
+      for (int d = 0; d < head_dim; d += LANES) store(out + d, fma(load(at + d), p, load(out + d)));
+    }
+  }
+
+  static void store_kv(uint8_t* k_tile, uint8_t* v_tile, int lane, int head_dim, const float* k, const float* v) {
+    float* kt = (float*)k_tile + lane;
+    for (int d = 0; d < head_dim; ++d) kt[(size_t)d * TILE] = k[d];
+    __builtin_memcpy((float*)v_tile + (size_t)lane * head_dim, v, (size_t)head_dim * 4);
   }
 };
 
-struct Row {
-  int64_t position;   // of the query
-  int64_t first;      // lowest position it sees
-};
+// Keys are bytes offset by 128 and queries int8, so a score's sum is an exact integer. Weights already hold their value's
+// scale; they are whole numbers up to 2^14 - 1 of the largest, in two pieces of seven bits: exact sums again, in any order.
+struct Int8 {
+  using Sum = VI;
+  static constexpr int ELEMENT = 1, STEP = 4, SUMS_EACH = 2;
+  static constexpr bool EXACT = true;
+  static constexpr int PIECE = SEGMENT;  // bytes from the high pieces of a row's weights to the low ones
+  static constexpr float LEVELS = 16383.0f;
 
-template <class Kv> struct Task {
-  using Stored = typename Kv::Stored;
-  const KvLayer& kv;
-  const AttentionArgs& a;
-  const int32_t* table;
-  int32_t kv_head;
-  float* scores;            // [rows, SEGMENT]
-  Stored* weights;          // [rows, SEGMENT]
-  Stored* queries;          // [rows, head_dim]
-  float* running;           // [rows, 2 + head_dim]
-  Row rows[ATTENTION_TOKENS];
+  static TT_INLINE const float* scales(const uint8_t* tile, int head_dim) { return (const float*)(tile + (size_t)TILE * head_dim); }
 
-  const uint8_t* tile(const uint8_t* base, int64_t position) const {
-    const int64_t block = table[position / kv.block_size];
-    return base + (size_t)block * kv.block_bytes() + (size_t)kv_head * kv.head_bytes() +
-           (size_t)(position % kv.block_size) / TILE * kv.tile_bytes();
+  static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
+    int32_t sum;
+    const float step = quantize_int8(q, n, (int8_t*)to, &sum);
+    *start = -128 * sum;
+    return step;
   }
-
-  // A fresh part of MR rows over one segment; `limits` are their position ranges; out[r] gets (m, l, o).
-  template <int MR> void segment(int64_t segment, const int* row_ids, const Row* limits, float* const* out) {
-    const int hd = kv.head_dim;
-    const int64_t begin = segment * SEGMENT;
-    int64_t last = 0, first = INT64_MAX;
-    for (int r = 0; r < MR; ++r) {
-      last = limits[r].position > last ? limits[r].position : last;
-      first = limits[r].first < first ? limits[r].first : first;
-    }
-    // Few rows take several tiles at once, to have enough independent sums under way.
-    constexpr int NT = MR >= 5 ? 2 : 4;
-    // All rows walk the same tiles; a tile that one of them may not see weighs zero for it.
-    const int tile0 = first > begin ? (int)(first - begin) / TILE : 0;
-    const int count = (int)(last + 1 - begin < SEGMENT ? last + 1 - begin : SEGMENT);
-    const int tile1 = (count + TILE - 1) / TILE;
-    const Stored* q[MR];
-    Stored* w[MR];
-    float* s[MR];
-    VF top[MR];
-    for (int r = 0; r < MR; ++r) {
-      q[r] = queries + (size_t)row_ids[r] * hd;
-      w[r] = weights + (size_t)row_ids[r] * SEGMENT;
-      s[r] = scores + (size_t)row_ids[r] * SEGMENT;
-      top[r] = set1(-INF);
-    }
-    int t = tile0;
-    for (; t + NT <= tile1; t += NT) scored<MR, NT>(begin, t, q, limits, s, top);
-    for (; t < tile1; ++t) scored<MR, 1>(begin, t, q, limits, s, top);
-    float m[MR];
-    for (int r = 0; r < MR; ++r) {
-      m[r] = hmax(top[r]);
-      const VF mv = set1(m[r]);
-      VF sum = zero();
-      for (int t = tile0; t < tile1; ++t) sum = sum + Kv::keep(w[r] + t * TILE, exp(load(s[r] + t * TILE) - mv));
-      out[r][0] = m[r];
-      out[r][1] = hsum(sum);
-    }
-    int d = 0;
-    for (; d + 64 <= hd; d += 64) weighted<MR, 4>(begin, tile0, tile1, count, w, d, out);
-    for (; d + 32 <= hd; d += 32) weighted<MR, 2>(begin, tile0, tile1, count, w, d, out);
-    for (; d < hd; d += 16) weighted<MR, 1>(begin, tile0, tile1, count, w, d, out);
-  }
-
-  // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
+  static TT_INLINE VI begin(int32_t start) { return set1i(start); }
   template <int MR, int NT>
-  void scored(int64_t begin, int t, const Stored* const* q, const Row* limits, float* const* s, VF* top) {
-    const uint8_t* tiles[NT];
-    VF acc[MR][NT];
-    for (int n = 0; n < NT; ++n) tiles[n] = tile(kv.k, begin + (int64_t)(t + n) * TILE);
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NT; ++n) acc[r][n] = zero();
-    Kv::template scores<MR, NT>(tiles, q, kv.head_dim, acc);
-    for (int n = 0; n < NT; ++n) {
-      const int64_t at = begin + (int64_t)(t + n) * TILE;
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VI acc[][NT]) {
+    for (int d = 0; d < head_dim; d += 4) {
+      VI k[NT];
+      for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * TILE);
       for (int r = 0; r < MR; ++r) {
-        VF x = acc[r][n] * set1(a.scale);
-        if (a.softcap > 0.0f) x = set1(a.softcap) * tanh(x / set1(a.softcap));
-        const int64_t lo = limits[r].first - at, hi = limits[r].position + 1 - at;
-        if (lo > 0 || hi < TILE)
-          x = select_range(x, set1(-INF), lo > TILE ? TILE : lo < 0 ? 0 : (int)lo, hi > TILE ? TILE : hi < 0 ? 0 : (int)hi);
-        store(s[r] + (t + n) * TILE, x);
+        const VI b = broadcast4(q[r].values + d);
+        for (int n = 0; n < NT; ++n) acc[r][n] = dot4(acc[r][n], k[n], b);
+      }
+    }
+  }
+  static TT_INLINE VF score(VI sum, float factor, const uint8_t* k_tile, int head_dim) {
+    return to_float(sum) * (load(scales(k_tile, head_dim)) * set1(factor));
+  }
+
+  static TT_INLINE float weigh(float* s, VF m, int tile0, int tile1, Span span, const uint8_t* const* v_tiles, int head_dim, uint8_t* w,
+                               float* scale) {
+    VF sum = zero(), top = zero(), poison = zero();
+    for (int t = tile0; t < tile1; ++t) {
+      const VF p = exp2(load(s + t * TILE) - m);
+      VF steps = load(scales(v_tiles[t], head_dim));
+      const int lo = span.lo - t * TILE, hi = span.hi - t * TILE;
+      if (lo > 0 || hi < TILE) steps = visible(steps, zero(), lo, hi);
+      const VF weight = p * steps;
+      sum = sum + p;
+      top = max(top, weight);
+      poison = fma(weight, zero(), poison);
+      store(s + t * TILE, weight);
+    }
+    const float largest = hmax(top), bad = hsum(poison);
+    const float step = largest > 1e-30f ? largest / LEVELS : 0.0f;
+    const VF inverse = set1(step > 0.0f && bad == 0.0f ? 1.0f / step : 0.0f);
+    const VI low = set1i(127);
+    int8_t* to = (int8_t*)w;
+    for (int t = tile0; t < tile1; ++t) {
+      const VI i = bad == 0.0f ? round_to_int(load(s + t * TILE) * inverse) : set1i(0);
+      store_i8(to + t * TILE, shr<7>(i));
+      store_i8(to + PIECE + t * TILE, i & low);
+    }
+    *scale = step + bad;
+    return hsum(sum);
+  }
+  template <int MR, int NV>
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float* scale, int head_dim, int d, Span span, VF out[][NV]) {
+    VI high[MR][NV], low[MR][NV];
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < NV; ++n) high[r][n] = low[r][n] = set1i(0);
+    for (int i = span.lo; i < span.hi;) {
+      const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
+      const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
+      for (; i < stop; i += 4) {
+        VI v[NV];
+        for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 4) * head_dim + 16 * n) * 4);
+        for (int r = 0; r < MR; ++r) {
+          const VI h = broadcast4(w[r] + i), l = broadcast4(w[r] + PIECE + i);
+          for (int n = 0; n < NV; ++n) high[r][n] = dot4_nibble(high[r][n], h, v[n]);
+          for (int n = 0; n < NV; ++n) low[r][n] = dot4_nibble(low[r][n], l, v[n]);
+        }
+      }
+    }
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < NV; ++n) out[r][n] = to_float(shl<7>(high[r][n]) + low[r][n]) * set1(scale[r]);
+  }
+
+  static void store_kv(uint8_t* k_tile, uint8_t* v_tile, int lane, int head_dim, const float* k, const float* v) {
+    alignas(64) int8_t q[MAX_HEAD_DIM];
+    int32_t sum;
+    ((float*)scales(k_tile, head_dim))[lane] = quantize_int8(k, head_dim, q, &sum);
+    for (int d = 0; d < head_dim; d += 4) {
+      uint32_t four;
+      __builtin_memcpy(&four, q + d, 4);
+      four ^= 0x80808080u;
+      __builtin_memcpy(k_tile + (size_t)d * TILE + lane * 4, &four, 4);
+    }
+    ((float*)scales(v_tile, head_dim))[lane] = quantize_int8(v, head_dim, q, &sum);
+    int8_t* vt = (int8_t*)v_tile + (size_t)(lane / 4) * head_dim * 4 + (lane & 3);
+    for (int d = 0; d < head_dim; ++d) vt[4 * d] = q[d];
+  }
+};
+
+// Maximum and sum of a part stand behind its values.
+TT_INLINE float& top_of(float* part, int head_dim) { return part[head_dim]; }
+TT_INLINE float& sum_of(float* part, int head_dim) { return part[head_dim + 1]; }
+
+inline void clear(float* part, int head_dim) {
+  for (int d = 0; d < head_dim; d += LANES) store(part + d, zero());
+  top_of(part, head_dim) = -INF;
+  sum_of(part, head_dim) = 0.0f;
+}
+
+// Join later parts to running ones, up to sixteen rows at once: both scaled to the common maximum.
+inline void merge(int rows, float* const* running, float* const* parts, int head_dim) {
+  alignas(64) float before[LANES] = {}, after[LANES] = {};
+  for (int r = 0; r < rows; ++r) {
+    const float a = top_of(running[r], head_dim), b = top_of(parts[r], head_dim);
+    const float m = b > a ? b : a;
+    before[r] = a - m, after[r] = b - m;
+    top_of(running[r], head_dim) = m;
+  }
+  store(before, exp2(load(before)));
+  store(after, exp2(load(after)));
+  for (int r = 0; r < rows; ++r) {
+    float *to = running[r], *from = parts[r];
+    const VF old_scale = set1(before[r]), new_scale = set1(after[r]);
+    sum_of(to, head_dim) = sum_of(to, head_dim) * before[r] + sum_of(from, head_dim) * after[r];
+    for (int d = 0; d < head_dim; d += LANES) store(to + d, fma(load(from + d), new_scale, load(to + d) * old_scale));
+  }
+}
+
+inline void normalize(float* running, int head_dim, float* out) {
+  const VF inverse = set1(1.0f / sum_of(running, head_dim));
+  for (int d = 0; d < head_dim; d += LANES) store(out + d, load(running + d) * inverse);
+}
+
+// Fresh parts of a few rows over one segment.
+template <class Kv> struct Segment {
+  const AttentionArgs& a;
+  const int head_dim;
+  float* const scores;     // [MAX_ROWS, SEGMENT]
+  uint8_t* const weights;  // [MAX_ROWS, SEGMENT] of four bytes at most
+  const uint8_t* k[TILES];
+  const uint8_t* v[TILES];
+
+  uint8_t* weights_of(int row) const { return weights + (size_t)row * SEGMENT * 4; }
+
+  template <int MR> void part(const Query* q, const Span* spans, float* const* out) {
+    Span all = spans[0], common = spans[0];  // what any row sees, and what every one does
+    for (int r = 1; r < MR; ++r) {
+      all = {spans[r].lo < all.lo ? spans[r].lo : all.lo, spans[r].hi > all.hi ? spans[r].hi : all.hi};
+      common = {spans[r].lo > common.lo ? spans[r].lo : common.lo, spans[r].hi < common.hi ? spans[r].hi : common.hi};
+    }
+    const int tile0 = all.lo / TILE, tile1 = (all.hi + TILE - 1) / TILE;
+    VF top[MR];
+    for (int r = 0; r < MR; ++r) top[r] = set1(-INF);
+    constexpr int NT = columns(MR, 1);
+    int t = tile0;
+    for (; t + NT <= tile1; t += NT) scored<MR, NT>(t, q, spans, top);
+    if constexpr (NT > 2) for (; t + 2 <= tile1; t += 2) scored<MR, 2>(t, q, spans, top);
+    for (; t < tile1; ++t) scored<MR, 1>(t, q, spans, top);
+
+    const uint8_t* w[MR];
+    float scale[MR];
+    for (int r = 0; r < MR; ++r) {
+      const float m = hmax(top[r]);
+      w[r] = weights_of(r);
+      top_of(out[r], head_dim) = m;
+      sum_of(out[r], head_dim) =
+          Kv::weigh(scores + (size_t)r * SEGMENT, set1(m), tile0, tile1, spans[r], v, head_dim, weights_of(r), scale + r);
+    }
+    // What all of these rows see is weighted together, what only some see row by row before and after it: a row's order of
+    // positions stays the same, and nothing unseen is touched. Integers need no such care: their unseen weights are zero.
+    const Span joint = Kv::EXACT ? Span{all.lo & ~(Kv::STEP - 1), all.hi}
+                                 : Span{(common.lo + Kv::STEP - 1) & ~(Kv::STEP - 1), common.hi & ~(Kv::STEP - 1)};
+    bool begun[MR] = {};
+    if constexpr (!Kv::EXACT) {
+      for (int r = 0; r < MR; ++r) {
+        begun[r] = joint.lo >= joint.hi || spans[r].lo < joint.lo;
+        if (!begun[r]) continue;
+        for (int d = 0; d < head_dim; d += LANES) store(out[r] + d, zero());
+        Kv::edge(v, w[r], head_dim, spans[r].lo, joint.lo < joint.hi ? joint.lo : spans[r].hi, out[r]);
+      }
+      if (joint.lo >= joint.hi) return;
+    }
+    constexpr int NV = columns(MR, Kv::SUMS_EACH);
+    int d = 0;
+    for (; d + 16 * NV <= head_dim; d += 16 * NV) weighted<MR, NV>(joint, w, scale, d, begun, out);
+    if constexpr (NV > 1) for (; d < head_dim; d += 16) weighted<MR, 1>(joint, w, scale, d, begun, out);
+    if constexpr (!Kv::EXACT)
+      for (int r = 0; r < MR; ++r)
+        if (spans[r].hi > joint.hi) Kv::edge(v, w[r], head_dim, joint.hi, spans[r].hi, out[r]);
+  }
+
+ private:
+  // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
+  template <int MR, int NT> TT_INLINE void scored(int t, const Query* q, const Span* spans, VF* top) {
+    typename Kv::Sum acc[MR][NT];
+    for (int r = 0; r < MR; ++r)
+      for (int n = 0; n < NT; ++n) acc[r][n] = Kv::begin(q[r].start);
+    Kv::template scores<MR, NT>(k + t, q, head_dim, acc);
+    for (int r = 0; r < MR; ++r) {
+      for (int n = 0; n < NT; ++n) {
+        VF x = Kv::score(acc[r][n], q[r].factor, k[t + n], head_dim);
+        if (a.softcap > 0.0f) x = set1(a.softcap * LOG2E) * tanh(x / set1(a.softcap));
+        const int lo = spans[r].lo - (t + n) * TILE, hi = spans[r].hi - (t + n) * TILE;
+        if (lo > 0 || hi < TILE) x = visible(x, set1(-INF), lo, hi);
+        store(scores + (size_t)r * SEGMENT + (t + n) * TILE, x);
         top[r] = max(top[r], x);
       }
     }
   }
 
+  // Weighted values of 16 NV of the head's dimensions, going on from what `out` holds of the rows that have begun.
   template <int MR, int NV>
-  void weighted(int64_t begin, int tile0, int tile1, int count, Stored* const* w, int d, float* const* out) {
+  TT_INLINE void weighted(Span joint, const uint8_t* const* w, const float* scale, int d, const bool* begun, float* const* out) {
     VF acc[MR][NV];
     for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) acc[r][n] = zero();
-    for (int t = tile0; t < tile1; ++t) {
-      const Stored* wt[MR];
-      for (int r = 0; r < MR; ++r) wt[r] = w[r] + t * TILE;
-      const int left = count - t * TILE;
-      Kv::template values<MR, NV>(tile(kv.v, begin + (int64_t)t * TILE), wt, kv.head_dim, d, left < TILE ? left : TILE, acc);
-    }
+      for (int n = 0; n < NV; ++n) acc[r][n] = begun[r] ? load(out[r] + d + 16 * n) : zero();
+    Kv::template values<MR, NV>(v, w, scale, head_dim, d, joint, acc);
     for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) store(out[r] + 2 + d + 16 * n, acc[r][n]);
-  }
-
-  void segment_rows(int rows, int64_t segment_id, const int* ids, const Row* limits, float* const* out) {
-    switch (rows) {
-      case 1: return segment<1>(segment_id, ids, limits, out);
-      case 2: return segment<2>(segment_id, ids, limits, out);
-      case 3: return segment<3>(segment_id, ids, limits, out);
-      case 4: return segment<4>(segment_id, ids, limits, out);
-      case 5: return segment<5>(segment_id, ids, limits, out);
-      default: return segment<6>(segment_id, ids, limits, out);
-    }
+      for (int n = 0; n < NV; ++n) store(out[r] + d + 16 * n, acc[r][n]);
   }
 };
 
-// running (m, l, o) and a later part, joined: both scaled to the common maximum.
-inline void merge(float* running, const float* part, int head_dim) {
-  const float m = part[0] > running[0] ? part[0] : running[0];
-  alignas(64) float lanes[LANES];
-  VF shift = zero();
-  lanes[0] = running[0] - m;
-  lanes[1] = part[0] - m;
-  for (int i = 2; i < LANES; ++i) lanes[i] = 0.0f;
-  shift = exp(load(lanes));
-  store(lanes, shift);
-  const VF old_scale = set1(lanes[0]), new_scale = set1(lanes[1]);
-  running[0] = m;
-  running[1] = running[1] * lanes[0] + part[1] * lanes[1];
-  for (int d = 0; d < head_dim; d += LANES)
-    store(running + 2 + d, fma(load(part + 2 + d), new_scale, load(running + 2 + d) * old_scale));
-}
-
-inline void normalize(const float* running, int head_dim, float* out) {
-  const VF inverse = set1(1.0f / running[1]);
-  for (int d = 0; d < head_dim; d += LANES) store(out + d, load(running + 2 + d) * inverse);
+// Parts of as many of the rows as one block takes; returns how many.
+template <class Kv> int some(Segment<Kv>& segment, int rows, const Query* q, const Span* spans, float* const* out) {
+  if constexpr (MAX_ROWS >= 12)
+    if (rows >= 12) return segment.template part<12>(q, spans, out), 12;
+  if (rows >= 6) return segment.template part<6>(q, spans, out), 6;
+  if (rows >= 4) return segment.template part<4>(q, spans, out), 4;
+  if (rows >= 3) return segment.template part<3>(q, spans, out), 3;
+  if (rows >= 2) return segment.template part<2>(q, spans, out), 2;
+  return segment.template part<1>(q, spans, out), 1;
 }
 
 template <class Kv>
 void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0, int64_t row1,
             int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial, float* out) {
-  using Stored = typename Kv::Stored;
   const int hd = kv.head_dim, group = a.heads / kv.heads;
-  const int tokens = (int)(row1 - row0), rows = tokens * group;
-  const int part = 2 + hd;
-  float* f = (float*)scratch;
-  Task<Kv> task{kv, a, s.block_tables + sequence * s.table_width, kv_head, f, nullptr, nullptr, nullptr, {}};
-  f += (size_t)rows * SEGMENT;
-  task.running = f;
-  f += (size_t)rows * part;
-  float* fresh = f;
-  f += (size_t)MAX_ROWS * part;
-  task.weights = (Stored*)f;
-  task.queries = task.weights + (size_t)rows * SEGMENT;
-  for (int t = 0; t < tokens; ++t) {
-    const int64_t position = s.positions[row0 + t];
-    const int64_t first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
-    task.rows[t] = {position, first};
-    for (int h = 0; h < group; ++h) {
-      const float* q = a.q + ((row0 + t) * a.heads + kv_head * group + h) * hd;
-      Stored* to = task.queries + (size_t)(t * group + h) * hd;
-      for (int d = 0; d < hd; d += LANES) Kv::keep(to + d, load(q + d));
-      task.running[(size_t)(t * group + h) * part] = -INF;
-    }
+  const int rows = (int)(row1 - row0) * group, part = (int)part_size(hd);
+  const int32_t* table = s.block_tables + sequence * s.table_width;
+  auto take = [&](size_t bytes) {
+    uint8_t* p = scratch;
+    scratch += (bytes + 63) / 64 * 64;
+    return p;
+  };
+  Segment<Kv> segment{a, hd, (float*)take((size_t)MAX_ROWS * SEGMENT * 4), take((size_t)MAX_ROWS * SEGMENT * 4), {}, {}};
+  float* fresh = (float*)take((size_t)MAX_ROWS * part * 4);
+  float* running = (float*)take((size_t)rows * part * 4);
+  Query* queries = (Query*)take((size_t)rows * sizeof(Query));
+  uint8_t* stored = take((size_t)rows * hd * Kv::ELEMENT);
+  for (int r = 0; r < rows; ++r) {
+    const float* q = a.q + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd;
+    uint8_t* to = stored + (size_t)r * hd * Kv::ELEMENT;
+    int32_t start;
+    const float step = Kv::keep_query(q, hd, to, &start);
+    queries[r] = {to, step * (a.softcap > 0.0f ? a.scale : a.scale * LOG2E), start};
+    if (!partial) clear(running + (size_t)r * part, hd);
   }
   for (int64_t seg = segment0; seg < segment1; ++seg) {
     const int64_t begin = seg * SEGMENT, end = begin + SEGMENT;
-    int ids[MAX_ROWS];
-    Row limits[MAX_ROWS];
-    float* outs[MAX_ROWS];
+    const int64_t last = s.positions[row1 - 1];
+    for (int t = 0; t < TILES && begin + t * TILE <= last; ++t) {
+      const int64_t position = begin + t * TILE, block = table[position / kv.block_size];
+      segment.k[t] = kv.k + (size_t)block * kv.block_bytes() + (size_t)kv_head * kv.head_bytes() +
+                     (size_t)(position % kv.block_size) / TILE * kv.tile_bytes();
+      segment.v[t] = segment.k[t] + (kv.v - kv.k);
+    }
+    Query q[MAX_ROWS];
+    Span spans[MAX_ROWS];
+    float *parts[MAX_ROWS], *joined[MAX_ROWS];
     int n = 0;
     auto flush = [&] {
-      if (!n) return;
-      task.segment_rows(n, seg, ids, limits, outs);
-      if (!partial)
-        for (int i = 0; i < n; ++i) {
-          float* running = task.running + (size_t)ids[i] * part;
-          // The first part is taken as it is: merging it with an empty one would be the same, at a cost.
-          if (running[0] == -INF) for (int d = 0; d < part; ++d) running[d] = outs[i][d];
-          else merge(running, outs[i], hd);
-        }
+      for (int i = 0; i < n;) i += some(segment, n - i, q + i, spans + i, parts + i);
+      if (!partial) merge(n, joined, parts, hd);
       n = 0;
     };
     for (int r = 0; r < rows; ++r) {
-      const Row& row = task.rows[r / group];
-      if (row.position < begin || row.first >= end) {
-        if (partial) partial[((size_t)(seg - segment0) * a.heads + kv_head * group + r) * part] = -INF;
+      const int64_t row = row0 + r / group, position = s.positions[row];
+      const int64_t first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+      float* to = partial ? partial + (((seg - segment0) * (row1 - row0) + r / group) * a.heads + kv_head * group + r % group) * part : nullptr;
+      if (position < begin || first >= end) {
+        if (partial) clear(to, hd);
         continue;
       }
-      ids[n] = r;
-      limits[n] = row;
-      outs[n] = partial ? partial + ((size_t)(seg - segment0) * a.heads + kv_head * group + r) * part
-                        : fresh + (size_t)n * part;
+      q[n] = queries[r];
+      spans[n] = {first > begin ? (int)(first - begin) : 0, position + 1 < end ? (int)(position + 1 - begin) : SEGMENT};
+      parts[n] = partial ? to : fresh + (size_t)n * part;
+      joined[n] = running + (size_t)r * part;
       if (++n == MAX_ROWS) flush();
     }
     flush();
   }
   if (partial) return;
   for (int r = 0; r < rows; ++r)
-    normalize(task.running + (size_t)r * part, hd, out + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd);
+    normalize(running + (size_t)r * part, hd, out + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd);
+}
+
+template <class Kv> void store_row(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset) {
+  for (int h = 0; h < kv.heads; ++h) {
+    const size_t at = (size_t)block * kv.block_bytes() + (size_t)h * kv.head_bytes() + (size_t)(offset / TILE) * kv.tile_bytes();
+    Kv::store_kv(kv.k + at, kv.v + at, offset % TILE, kv.head_dim, k + (size_t)h * kv.head_dim, v + (size_t)h * kv.head_dim);
+  }
 }
 
 }  // namespace
@@ -301,41 +518,22 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_
 void attention(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0,
                int64_t row1, int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial,
                float* out) {
-  if (kv.type == KvType::BF16) attend<Bf16>(kv, a, s, sequence, row0, row1, kv_head, segment0, segment1, scratch, partial, out);
-  else attend<F32>(kv, a, s, sequence, row0, row1, kv_head, segment0, segment1, scratch, partial, out);
+  auto* run = kv.type == KvType::BF16 ? attend<Bf16> : kv.type == KvType::INT8 ? attend<Int8> : attend<F32>;
+  run(kv, a, s, sequence, row0, row1, kv_head, segment0, segment1, scratch, partial, out);
 }
 
-void attention_merge(const float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out) {
-  float running[2 + 1024];
-  running[0] = -INF;
-  for (int64_t i = 0; i < segments; ++i, partial += stride) {
-    if (partial[0] == -INF) continue;
-    if (running[0] == -INF) for (int d = 0; d < 2 + head_dim; ++d) running[d] = partial[d];
-    else merge(running, partial, head_dim);
-  }
+void attention_merge(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out) {
+  alignas(64) float running[MAX_HEAD_DIM + 16];
+  clear(running, head_dim);
+  float* to = running;
+  for (int64_t i = 0; i < segments; ++i, partial += stride)
+    if (top_of(partial, head_dim) != -INF) merge(1, &to, &partial, head_dim);
   normalize(running, head_dim, out);
 }
 
-void kv_store(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset, bool last) {
-  const int hd = kv.head_dim, tile = offset / TILE, lane = offset % TILE;
-  for (int h = 0; h < kv.heads; ++h) {
-    const size_t at = (size_t)block * kv.block_bytes() + (size_t)h * kv.head_bytes() + (size_t)tile * kv.tile_bytes();
-    const float *kh = k + (size_t)h * hd, *vh = v + (size_t)h * hd;
-    if (kv.type == KvType::BF16) {
-      uint16_t* kt = (uint16_t*)(kv.k + at);
-      uint16_t* vt = (uint16_t*)(kv.v + at);
-      for (int d = 0; d < hd; ++d) kt[(size_t)(d / 2) * 32 + lane * 2 + (d & 1)] = (uint16_t)round_bf16(kh[d]);
-      uint16_t* pair = vt + (size_t)(lane / 2) * hd * 2;
-      for (int d = 0; d < hd; ++d) pair[2 * d + (lane & 1)] = (uint16_t)round_bf16(vh[d]);
-      // The partner of a last, even position is read with weight zero: it must be a number, whoever had it before.
-      if (last && !(lane & 1)) for (int d = 0; d < hd; ++d) pair[2 * d + 1] = 0;
-    } else {
-      float* kt = (float*)(kv.k + at);
-      float* vt = (float*)(kv.v + at);
-      for (int d = 0; d < hd; ++d) kt[(size_t)d * TILE + lane] = kh[d];
-      for (int d = 0; d < hd; ++d) vt[(size_t)lane * hd + d] = vh[d];
-    }
-  }
+void kv_store(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset) {
+  auto* store = kv.type == KvType::BF16 ? store_row<Bf16> : kv.type == KvType::INT8 ? store_row<Int8> : store_row<F32>;
+  store(kv, k, v, block, offset);
 }
 
 }  // namespace tt::TT_ISA

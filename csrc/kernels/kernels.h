@@ -16,6 +16,7 @@ namespace tt {
 constexpr int GROUP = 32;        // values of K that share a quantization scale
 constexpr int PANEL = 16;        // output columns packed together, one per vector lane
 constexpr int SEGMENT = 256;     // positions whose attention is computed afresh and then merged, absolute borders
+constexpr int MAX_HEAD_DIM = 1024;
 constexpr int TILE = 16;         // positions of K stored side by side, one per vector lane
 
 // Packed weight layouts. A matrix [N, K] is cut into panels of 16 output columns (the last one padded with zeros); a
@@ -70,19 +71,22 @@ struct Activation {
 };
 constexpr float OUTLIER = 0.5f;
 
-enum class KvType : int32_t { BF16, F32 };
+enum class KvType : int32_t { BF16, INT8, F32 };
 
 // One layer's keys and values. A block holds, for one kv head after the other, its keys and right behind them its
 // values: one run of memory, which the hardware's prefetching follows; so `v` points half a head behind `k`. Keys of 16
 // positions stand side by side, so that scores of 16 positions are one vector; values of two positions stand in pairs.
-// bfloat16: K [head_dim/2][16][2] per tile of 16 positions, V [8][head_dim][2]; float32: K [head_dim][16], V [16][head_dim].
+// Per tile of 16 positions: bfloat16 K [head_dim/2][16][2], V [8][head_dim][2]; float32 K [head_dim][16], V [16][head_dim];
+// int8 K [head_dim/4][16][4] offset by 128, V [4][head_dim][4], each followed by the 16 positions' scales in single.
 struct KvLayer {
   KvType type;
   uint8_t* k;
   uint8_t* v;
   int32_t heads, head_dim, block_size;
-  TT_INLINE size_t element() const { return type == KvType::BF16 ? 2 : 4; }
-  TT_INLINE size_t tile_bytes() const { return (size_t)TILE * head_dim * element(); }
+  TT_INLINE size_t position_bytes() const {  // keys or values of one position and head
+    return type == KvType::BF16 ? (size_t)2 * head_dim : type == KvType::INT8 ? (size_t)head_dim + 4 : (size_t)4 * head_dim;
+  }
+  TT_INLINE size_t tile_bytes() const { return TILE * position_bytes(); }
   TT_INLINE size_t half_bytes() const { return tile_bytes() * (block_size / TILE); }  // keys or values of a head
   TT_INLINE size_t head_bytes() const { return 2 * half_bytes(); }
   TT_INLINE size_t block_bytes() const { return head_bytes() * heads; }
@@ -145,16 +149,17 @@ struct Kernels {
   void (*add)(const float* a, const float* b, int64_t n, float* out);
   // Rotate `heads` heads of one row in place; cos and sin have dim/2 values.
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t dim, bool interleaved, const float* cos, const float* sin);
-  // Write one row's keys and values at an offset of a block. `last`: no later position of the sequence is stored yet.
-  void (*kv_store)(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset, bool last);
+  // Write one row's keys and values at an offset of a block.
+  void (*kv_store)(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset);
   // Query rows [row0, row1) of one sequence (ATTENTION_TOKENS at most), all query heads of one kv head, over the
   // segments [segment0, segment1). Merged in ascending order into `out` [T, heads * head_dim] when `partial` is null;
-  // else the fresh parts go to partial[(segment - segment0)][query head][2 + head_dim] as (maximum, sum, weighted values).
+  // else the fresh parts go to partial[segment - segment0][row - row0][query head][part_size], as weighted values, maximum
+  // and sum. `scratch` has attention_scratch bytes, aligned to 64.
   void (*attention)(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0,
                     int64_t row1, int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial,
                     float* out);
   // Merge `segments` parts of one query head, `stride` floats apart.
-  void (*attention_merge)(const float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
+  void (*attention_merge)(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
   // Run so many rounds of independent multiply–accumulates; read memory in one of the patterns. The values returned
   // depend on all the work.
@@ -164,6 +169,15 @@ struct Kernels {
 };
 
 constexpr int ATTENTION_TOKENS = 16;  // query tokens that one attention task takes at most
+constexpr int ATTENTION_ROWS = 12;    // rows, a token's query head each, that a kernel computes together at most
+
+// Floats of a part: weighted values, then maximum and sum.
+TT_INLINE int64_t part_size(int64_t head_dim) { return head_dim + 16; }
+
+// Scratch of a task over so many rows: scores, weights and fresh parts of those computed together; queries and running parts.
+TT_INLINE size_t attention_scratch(int64_t rows, int64_t head_dim) {
+  return (size_t)(ATTENTION_ROWS * (2 * SEGMENT + part_size(head_dim)) + rows * (part_size(head_dim) + head_dim + 6)) * 4 + 64 * 8;
+}
 
 const Kernels* kernels_portable();
 #ifdef TT_X86

@@ -105,7 +105,7 @@ inline int32_t hsumi(VI x) {
 }
 
 inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
-  // u below 16, so that the pairs fit in 16 bits without saturation.
+  // u below 128, so that the pairs fit in 16 bits without saturation.
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 }
 inline VI dot4_nibble(VI acc, VI u, VI s) { return {dot4_half(acc.a, u.a, s.a), dot4_half(acc.b, u.b, s.b)}; }

@@ -39,6 +39,32 @@ inline VF exp(VF x) {
   return as_float(as_int(y) & above(x, low));
 }
 
+// 2^x for x <= 0, relative error below 2^-22; 0 from -126.5 down, NaN for NaN. Minimax polynomial of degree 5 on
+// [-1/2, 1/2], exactly 1 at 0.
+inline VF exp2(VF x) {
+  const VF magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, which its low bits then hold
+  const VF clipped = max(set1(-127.0f), x);
+  const VF n = clipped + magic, r = clipped - (n - magic);
+  VF p = set1(1.326472731307149e-3f);
+  p = fma(p, r, set1(9.671512991189957e-3f));
+  p = fma(p, r, set1(5.550733581185341e-2f));
+  p = fma(p, r, set1(2.4022242426872253e-1f));
+  p = fma(p, r, set1(6.931470036506653e-1f));
+  p = fma(p, r, set1(1.0f));
+  return p * as_float(shl<23>(as_int(n) + set1i(127)));  // at -127 the factor is zero
+}
+
+// bfloat16, rounded to nearest even, to sixteen 16-bit words; NaN stays NaN.
+inline void store_bf16(uint16_t* to, VF x) {
+#if defined(TT_VEC_AVX512) && defined(__AVX512BF16__)
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x.v));
+#else
+  // Lanes that are no numbers (or -infinity, from which none follow) lose their low half, lest rounding carry, and are quiet.
+  const VI number = above(x, set1(-INF)), bits = as_int(x) & (number | set1i((int32_t)0xFFFF0000));
+  store_u16(to, shr<16>(bits + set1i(0x7FFF) + (shr<16>(bits) & set1i(1))) | shl<6>(number + set1i(1)));
+#endif
+}
+
 // tanh(x) = 1 - 2 / (e^2x + 1).
 inline VF tanh(VF x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)); }
 
