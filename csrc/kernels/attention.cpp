@@ -9,6 +9,9 @@
 #include "kernels/kernels.h"
 #include "simd/vec.h"
 
+// Loops over a block's rows and columns: their sums are to stay in registers.
+#define TT_UNROLL _Pragma("GCC unroll 16")
+
 namespace tt::TT_ISA {
 
 namespace {
@@ -66,21 +69,22 @@ TT_INLINE VF visible(VF x, VF y, int lo, int hi) {
   return select_range(x, y, lo < 0 ? 0 : lo > TILE ? TILE : lo, hi < 0 ? 0 : hi > TILE ? TILE : hi);
 }
 
-// How a row's query is kept: its values, what a score is multiplied with, and what its sum starts from.
+// What a row's score is multiplied with, and what its sum starts from.
 struct Query {
-  const uint8_t* values;
   float factor;
   int32_t start;
 };
 
-// What differs between the cache types. `scores` adds q . k over the head for NT tiles of 16 positions; `score` makes
-// numbers of the sums; `weigh` turns a row's scores into weights as stored and gives their sum and what the weighted
-// values are multiplied with; `values` adds weights times values over the positions [begin, end), borders of STEP.
+// What differs between the cache types. Queries of the MR rows of a block stand word by word side by side, [values][MR];
+// weights of a row stand ROW bytes behind those of the row before. `scores` adds q . k over the head for NT tiles of 16
+// positions; `score` makes numbers of the sums; `weigh` turns a row's scores into weights as stored and gives their sum and
+// what the weighted values are multiplied with; `values` adds weights times values over a span with borders of STEP.
 
 struct Bf16 {
   using Sum = VF;
   static constexpr int ELEMENT = 2, STEP = 2, SUMS_EACH = 1;
   static constexpr bool EXACT = false;
+  static constexpr size_t ROW = SEGMENT * 2;
 
   static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
     for (int d = 0; d < n; d += LANES) store_bf16((uint16_t*)to + d, load(q + d));
@@ -89,13 +93,13 @@ struct Bf16 {
   }
   static TT_INLINE VF begin(int32_t) { return zero(); }
   template <int MR, int NT>
-  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VF acc[][NT]) {
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; d += 2) {
       VI k[NT];
-      for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * 32);
-      for (int r = 0; r < MR; ++r) {
-        const VI b = broadcast4(q[r].values + (size_t)d * 2);
-        for (int n = 0; n < NT; ++n) acc[r][n] = dot2_bf16(acc[r][n], k[n], b);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * 32);
+      TT_UNROLL for (int r = 0; r < MR; ++r) {
+        const VI b = broadcast4(q + ((size_t)(d / 2) * MR + r) * 4);
+        TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = dot2_bf16(acc[r][n], k[n], b);
       }
     }
   }
@@ -114,16 +118,16 @@ struct Bf16 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
     for (int i = span.lo; i < span.hi;) {
       const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
       const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
       for (; i < stop; i += 2) {
         VI v[NV];
-        for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 2) * head_dim + 16 * n) * 4);
-        for (int r = 0; r < MR; ++r) {
-          const VI p = broadcast4(w[r] + (size_t)i * 2);
-          for (int n = 0; n < NV; ++n) acc[r][n] = dot2_bf16(acc[r][n], v[n], p);
+        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 2) * head_dim + 16 * n) * 4);
+        TT_UNROLL for (int r = 0; r < MR; ++r) {
+          const VI p = broadcast4(w + r * ROW + (size_t)i * 2);
+          TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = dot2_bf16(acc[r][n], v[n], p);
         }
       }
     }
@@ -154,6 +158,7 @@ struct F32 {
   using Sum = VF;
   static constexpr int ELEMENT = 4, STEP = 1, SUMS_EACH = 1;
   static constexpr bool EXACT = false;
+  static constexpr size_t ROW = SEGMENT * 4;
 
   static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
     __builtin_memcpy(to, q, (size_t)n * 4);
@@ -162,13 +167,13 @@ struct F32 {
   }
   static TT_INLINE VF begin(int32_t) { return zero(); }
   template <int MR, int NT>
-  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VF acc[][NT]) {
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; ++d) {
       VF k[NT];
-      for (int n = 0; n < NT; ++n) k[n] = load((const float*)k_tile[n] + (size_t)d * TILE);
-      for (int r = 0; r < MR; ++r) {
-        const VF b = set1(((const float*)q[r].values)[d]);
-        for (int n = 0; n < NT; ++n) acc[r][n] = fma(k[n], b, acc[r][n]);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = load((const float*)k_tile[n] + (size_t)d * TILE);
+      TT_UNROLL for (int r = 0; r < MR; ++r) {
+        const VF b = set1(((const float*)q)[(size_t)d * MR + r]);
+        TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = fma(k[n], b, acc[r][n]);
       }
     }
   }
@@ -185,14 +190,14 @@ struct F32 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
     for (int i = span.lo; i < span.hi; ++i) {
       const float* at = (const float*)v_tiles[i / TILE] + (size_t)(i % TILE) * head_dim + d;
       VF v[NV];
-      for (int n = 0; n < NV; ++n) v[n] = load(at + 16 * n);
-      for (int r = 0; r < MR; ++r) {
-        const VF p = set1(((const float*)w[r])[i]);
-        for (int n = 0; n < NV; ++n) acc[r][n] = fma(v[n], p, acc[r][n]);
+      TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = load(at + 16 * n);
+      TT_UNROLL for (int r = 0; r < MR; ++r) {
+        const VF p = set1(((const float*)(w + r * ROW))[i]);
+        TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = fma(v[n], p, acc[r][n]);
       }
     }
   }
@@ -217,7 +222,7 @@ struct Int8 {
   using Sum = VI;
   static constexpr int ELEMENT = 1, STEP = 4, SUMS_EACH = 2;
   static constexpr bool EXACT = true;
-  static constexpr int PIECE = SEGMENT;  // bytes from the high pieces of a row's weights to the low ones
+  static constexpr size_t ROW = SEGMENT * 2, PIECE = SEGMENT;  // the low pieces of a row's weights lie PIECE behind the high ones
   static constexpr float LEVELS = 16383.0f;
 
   static TT_INLINE const float* scales(const uint8_t* tile, int head_dim) { return (const float*)(tile + (size_t)TILE * head_dim); }
@@ -230,13 +235,13 @@ struct Int8 {
   }
   static TT_INLINE VI begin(int32_t start) { return set1i(start); }
   template <int MR, int NT>
-  static TT_INLINE void scores(const uint8_t* const* k_tile, const Query* q, int head_dim, VI acc[][NT]) {
+  static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VI acc[][NT]) {
     for (int d = 0; d < head_dim; d += 4) {
       VI k[NT];
-      for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * TILE);
-      for (int r = 0; r < MR; ++r) {
-        const VI b = broadcast4(q[r].values + d);
-        for (int n = 0; n < NT; ++n) acc[r][n] = dot4(acc[r][n], k[n], b);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * TILE);
+      TT_UNROLL for (int r = 0; r < MR; ++r) {
+        const VI b = broadcast4(q + (size_t)d * MR + r * 4);
+        TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = dot4(acc[r][n], k[n], b);
       }
     }
   }
@@ -272,25 +277,25 @@ struct Int8 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* const* w, const float* scale, int head_dim, int d, Span span, VF out[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float* scale, int head_dim, int d, Span span, VF out[][NV]) {
     VI high[MR][NV], low[MR][NV];
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) high[r][n] = low[r][n] = set1i(0);
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NV; ++n) high[r][n] = low[r][n] = set1i(0);
     for (int i = span.lo; i < span.hi;) {
       const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
       const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
       for (; i < stop; i += 4) {
         VI v[NV];
-        for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 4) * head_dim + 16 * n) * 4);
-        for (int r = 0; r < MR; ++r) {
-          const VI h = broadcast4(w[r] + i), l = broadcast4(w[r] + PIECE + i);
-          for (int n = 0; n < NV; ++n) high[r][n] = dot4_nibble(high[r][n], h, v[n]);
-          for (int n = 0; n < NV; ++n) low[r][n] = dot4_nibble(low[r][n], l, v[n]);
+        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 4) * head_dim + 16 * n) * 4);
+        TT_UNROLL for (int r = 0; r < MR; ++r) {
+          const VI h = broadcast4(w + r * ROW + i), l = broadcast4(w + r * ROW + PIECE + i);
+          TT_UNROLL for (int n = 0; n < NV; ++n) high[r][n] = dot4_nibble(high[r][n], h, v[n]);
+          TT_UNROLL for (int n = 0; n < NV; ++n) low[r][n] = dot4_nibble(low[r][n], l, v[n]);
         }
       }
     }
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) out[r][n] = to_float(shl<7>(high[r][n]) + low[r][n]) * set1(scale[r]);
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NV; ++n) out[r][n] = to_float(shl<7>(high[r][n]) + low[r][n]) * set1(scale[r]);
   }
 
   static void store_kv(uint8_t* k_tile, uint8_t* v_tile, int lane, int head_dim, const float* k, const float* v) {
@@ -352,9 +357,7 @@ template <class Kv> struct Segment {
   const uint8_t* k[TILES];
   const uint8_t* v[TILES];
 
-  uint8_t* weights_of(int row) const { return weights + (size_t)row * SEGMENT * 4; }
-
-  template <int MR> void part(const Query* q, const Span* spans, float* const* out) {
+  template <int MR> void part(const uint8_t* values, const Query* q, const Span* spans, float* const* out) {
     Span all = spans[0], common = spans[0];  // what any row sees, and what every one does
     for (int r = 1; r < MR; ++r) {
       all = {spans[r].lo < all.lo ? spans[r].lo : all.lo, spans[r].hi > all.hi ? spans[r].hi : all.hi};
@@ -365,18 +368,16 @@ template <class Kv> struct Segment {
     for (int r = 0; r < MR; ++r) top[r] = set1(-INF);
     constexpr int NT = columns(MR, 1);
     int t = tile0;
-    for (; t + NT <= tile1; t += NT) scored<MR, NT>(t, q, spans, top);
-    if constexpr (NT > 2) for (; t + 2 <= tile1; t += 2) scored<MR, 2>(t, q, spans, top);
-    for (; t < tile1; ++t) scored<MR, 1>(t, q, spans, top);
+    for (; t + NT <= tile1; t += NT) scored<MR, NT>(t, values, q, spans, top);
+    if constexpr (NT > 2) for (; t + 2 <= tile1; t += 2) scored<MR, 2>(t, values, q, spans, top);
+    for (; t < tile1; ++t) scored<MR, 1>(t, values, q, spans, top);
 
-    const uint8_t* w[MR];
     float scale[MR];
     for (int r = 0; r < MR; ++r) {
       const float m = hmax(top[r]);
-      w[r] = weights_of(r);
       top_of(out[r], head_dim) = m;
       sum_of(out[r], head_dim) =
-          Kv::weigh(scores + (size_t)r * SEGMENT, set1(m), tile0, tile1, spans[r], v, head_dim, weights_of(r), scale + r);
+          Kv::weigh(scores + (size_t)r * SEGMENT, set1(m), tile0, tile1, spans[r], v, head_dim, weights + r * Kv::ROW, scale + r);
     }
     // What all of these rows see is weighted together, what only some see row by row before and after it: a row's order of
     // positions stays the same, and nothing unseen is touched. Integers need no such care: their unseen weights are zero.
@@ -388,28 +389,28 @@ template <class Kv> struct Segment {
         begun[r] = joint.lo >= joint.hi || spans[r].lo < joint.lo;
         if (!begun[r]) continue;
         for (int d = 0; d < head_dim; d += LANES) store(out[r] + d, zero());
-        Kv::edge(v, w[r], head_dim, spans[r].lo, joint.lo < joint.hi ? joint.lo : spans[r].hi, out[r]);
+        Kv::edge(v, weights + r * Kv::ROW, head_dim, spans[r].lo, joint.lo < joint.hi ? joint.lo : spans[r].hi, out[r]);
       }
       if (joint.lo >= joint.hi) return;
     }
     constexpr int NV = columns(MR, Kv::SUMS_EACH);
     int d = 0;
-    for (; d + 16 * NV <= head_dim; d += 16 * NV) weighted<MR, NV>(joint, w, scale, d, begun, out);
-    if constexpr (NV > 1) for (; d < head_dim; d += 16) weighted<MR, 1>(joint, w, scale, d, begun, out);
+    for (; d + 16 * NV <= head_dim; d += 16 * NV) weighted<MR, NV>(joint, scale, d, begun, out);
+    if constexpr (NV > 1) for (; d < head_dim; d += 16) weighted<MR, 1>(joint, scale, d, begun, out);
     if constexpr (!Kv::EXACT)
-      for (int r = 0; r < MR; ++r)
-        if (spans[r].hi > joint.hi) Kv::edge(v, w[r], head_dim, joint.hi, spans[r].hi, out[r]);
+      TT_UNROLL for (int r = 0; r < MR; ++r)
+        if (spans[r].hi > joint.hi) Kv::edge(v, weights + r * Kv::ROW, head_dim, joint.hi, spans[r].hi, out[r]);
   }
 
  private:
   // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
-  template <int MR, int NT> TT_INLINE void scored(int t, const Query* q, const Span* spans, VF* top) {
+  template <int MR, int NT> TT_INLINE void scored(int t, const uint8_t* values, const Query* q, const Span* spans, VF* top) {
     typename Kv::Sum acc[MR][NT];
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NT; ++n) acc[r][n] = Kv::begin(q[r].start);
-    Kv::template scores<MR, NT>(k + t, q, head_dim, acc);
-    for (int r = 0; r < MR; ++r) {
-      for (int n = 0; n < NT; ++n) {
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = Kv::begin(q[r].start);
+    Kv::template scores<MR, NT>(k + t, values, head_dim, acc);
+    TT_UNROLL for (int r = 0; r < MR; ++r) {
+      TT_UNROLL for (int n = 0; n < NT; ++n) {
         VF x = Kv::score(acc[r][n], q[r].factor, k[t + n], head_dim);
         if (a.softcap > 0.0f) x = set1(a.softcap * LOG2E) * tanh(x / set1(a.softcap));
         const int lo = spans[r].lo - (t + n) * TILE, hi = spans[r].hi - (t + n) * TILE;
@@ -422,25 +423,32 @@ template <class Kv> struct Segment {
 
   // Weighted values of 16 NV of the head's dimensions, going on from what `out` holds of the rows that have begun.
   template <int MR, int NV>
-  TT_INLINE void weighted(Span joint, const uint8_t* const* w, const float* scale, int d, const bool* begun, float* const* out) {
+  TT_INLINE void weighted(Span joint, const float* scale, int d, const bool* begun, float* const* out) {
     VF acc[MR][NV];
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) acc[r][n] = begun[r] ? load(out[r] + d + 16 * n) : zero();
-    Kv::template values<MR, NV>(v, w, scale, head_dim, d, joint, acc);
-    for (int r = 0; r < MR; ++r)
-      for (int n = 0; n < NV; ++n) store(out[r] + d + 16 * n, acc[r][n]);
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = begun[r] ? load(out[r] + d + 16 * n) : zero();
+    Kv::template values<MR, NV>(v, weights, scale, head_dim, d, joint, acc);
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NV; ++n) store(out[r] + d + 16 * n, acc[r][n]);
   }
 };
 
-// Parts of as many of the rows as one block takes; returns how many.
-template <class Kv> int some(Segment<Kv>& segment, int rows, const Query* q, const Span* spans, float* const* out) {
-  if constexpr (MAX_ROWS >= 12)
-    if (rows >= 12) return segment.template part<12>(q, spans, out), 12;
-  if (rows >= 6) return segment.template part<6>(q, spans, out), 6;
-  if (rows >= 4) return segment.template part<4>(q, spans, out), 4;
-  if (rows >= 3) return segment.template part<3>(q, spans, out), 3;
-  if (rows >= 2) return segment.template part<2>(q, spans, out), 2;
-  return segment.template part<1>(q, spans, out), 1;
+// How many of the rows that are left one block takes.
+inline int block_rows(int left) {
+  const int rows = left < MAX_ROWS ? left : MAX_ROWS;
+  return rows == 12 || rows <= 4 ? rows : rows >= 6 ? 6 : 4;
+}
+
+template <class Kv> void block_part(Segment<Kv>& segment, int rows, const uint8_t* values, const Query* q, const Span* spans, float* const* out) {
+  switch (rows) {
+    case 1: return segment.template part<1>(values, q, spans, out);
+    case 2: return segment.template part<2>(values, q, spans, out);
+    case 3: return segment.template part<3>(values, q, spans, out);
+    case 4: return segment.template part<4>(values, q, spans, out);
+    case 6: return segment.template part<6>(values, q, spans, out);
+    default:
+      if constexpr (MAX_ROWS == 12) segment.template part<12>(values, q, spans, out);
+  }
 }
 
 template <class Kv>
@@ -458,48 +466,57 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_
   float* fresh = (float*)take((size_t)MAX_ROWS * part * 4);
   float* running = (float*)take((size_t)rows * part * 4);
   Query* queries = (Query*)take((size_t)rows * sizeof(Query));
-  uint8_t* stored = take((size_t)rows * hd * Kv::ELEMENT);
-  for (int r = 0; r < rows; ++r) {
-    const float* q = a.q + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd;
-    uint8_t* to = stored + (size_t)r * hd * Kv::ELEMENT;
-    int32_t start;
-    const float step = Kv::keep_query(q, hd, to, &start);
-    queries[r] = {to, step * (a.softcap > 0.0f ? a.scale : a.scale * LOG2E), start};
-    if (!partial) clear(running + (size_t)r * part, hd);
+  const size_t words = (size_t)hd * Kv::ELEMENT / 4;
+  uint32_t* values = (uint32_t*)take((size_t)rows * words * 4);
+  for (int r0 = 0; r0 < rows;) {
+    const int n = block_rows(rows - r0);
+    for (int r = r0; r < r0 + n; ++r) {
+      alignas(64) uint8_t kept[MAX_HEAD_DIM * 4];
+      int32_t start;
+      const float step = Kv::keep_query(a.q + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd, hd, kept, &start);
+      queries[r] = {step * (a.softcap > 0.0f ? a.scale : a.scale * LOG2E), start};
+      for (size_t i = 0; i < words; ++i) __builtin_memcpy(values + r0 * words + i * n + (r - r0), kept + 4 * i, 4);
+      if (!partial) clear(running + (size_t)r * part, hd);
+    }
+    r0 += n;
   }
+  const int64_t last = s.positions[row1 - 1];
   for (int64_t seg = segment0; seg < segment1; ++seg) {
     const int64_t begin = seg * SEGMENT, end = begin + SEGMENT;
-    const int64_t last = s.positions[row1 - 1];
     for (int t = 0; t < TILES && begin + t * TILE <= last; ++t) {
       const int64_t position = begin + t * TILE, block = table[position / kv.block_size];
       segment.k[t] = kv.k + (size_t)block * kv.block_bytes() + (size_t)kv_head * kv.head_bytes() +
                      (size_t)(position % kv.block_size) / TILE * kv.tile_bytes();
       segment.v[t] = segment.k[t] + (kv.v - kv.k);
     }
-    Query q[MAX_ROWS];
-    Span spans[MAX_ROWS];
-    float *parts[MAX_ROWS], *joined[MAX_ROWS];
-    int n = 0;
-    auto flush = [&] {
-      for (int i = 0; i < n;) i += some(segment, n - i, q + i, spans + i, parts + i);
-      if (!partial) merge(n, joined, parts, hd);
-      n = 0;
-    };
-    for (int r = 0; r < rows; ++r) {
-      const int64_t row = row0 + r / group, position = s.positions[row];
-      const int64_t first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
-      float* to = partial ? partial + (((seg - segment0) * (row1 - row0) + r / group) * a.heads + kv_head * group + r % group) * part : nullptr;
-      if (position < begin || first >= end) {
-        if (partial) clear(to, hd);
-        continue;
+    for (int r0 = 0, n; r0 < rows; r0 += n) {
+      n = block_rows(rows - r0);
+      Span spans[MAX_ROWS], any{0, 0};
+      float *parts[MAX_ROWS], *seen[MAX_ROWS], *joined[MAX_ROWS];
+      int count = 0;
+      for (int i = 0; i < n; ++i) {
+        const int r = r0 + i;
+        const int64_t row = row0 + r / group, position = s.positions[row];
+        const int64_t first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+        float* to = partial ? partial + (((seg - segment0) * (row1 - row0) + r / group) * a.heads + kv_head * group + r % group) * part : nullptr;
+        parts[i] = fresh + (size_t)i * part;
+        spans[i] = {0, 0};
+        if (position < begin || first >= end) {
+          if (partial) clear(to, hd);
+          continue;
+        }
+        any = spans[i] = {first > begin ? (int)(first - begin) : 0, position + 1 < end ? (int)(position + 1 - begin) : SEGMENT};
+        if (partial) parts[i] = to;
+        seen[count] = parts[i];
+        joined[count++] = running + (size_t)r * part;
       }
-      q[n] = queries[r];
-      spans[n] = {first > begin ? (int)(first - begin) : 0, position + 1 < end ? (int)(position + 1 - begin) : SEGMENT};
-      parts[n] = partial ? to : fresh + (size_t)n * part;
-      joined[n] = running + (size_t)r * part;
-      if (++n == MAX_ROWS) flush();
+      if (!count) continue;
+      // At the border of a segment a block may hold rows that see nothing of it: they run along, and nobody takes their part.
+      for (int i = 0; i < n; ++i)
+        if (!spans[i].hi) spans[i] = any;
+      block_part(segment, n, (const uint8_t*)(values + r0 * words), queries + r0, spans, parts);
+      if (!partial) merge(count, joined, seen, hd);
     }
-    flush();
   }
   if (partial) return;
   for (int r = 0; r < rows; ++r)

@@ -73,7 +73,7 @@ def test_version_both_ways() -> None:
         (["serve", "--kv-cache-memory", "2XB"], "'2XB' is not a size"),
         (["serve", "-c", "8.5"], "--max-model-len"),
         (["serve", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
-        (["serve", "--kv-cache-dtype", "int3"], "'int3' is not one of auto, bfloat16 or float32"),
+        (["serve", "--kv-cache-dtype", "int3"], "'int3' is not one of auto, bfloat16, int8 or float32"),
         (["serve", "--quantization", "awq"], "'awq' can't be applied to a GGUF file"),
         (["serve", "--gpu-memory-utilization", "1.5"], "1.5 is not a share"),
         (["serve", "a.gguf", "--model", "b.gguf"], "two models"),

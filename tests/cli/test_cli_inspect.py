@@ -19,7 +19,9 @@ def test_facts_add_up(run: Run, demo_path: Path) -> None:
     # The numbers of SmolLM2-135M, as its authors and llama.cpp give them.
     assert result["parameters"] == 134_515_008
     assert (result["layers"], result["heads"], result["kv_heads"], result["head_dim"]) == (30, 9, 3, 64)
-    assert result["kv_bytes_per_token"] == {"bfloat16": 30 * 3 * 64 * 2 * 2, "float32": 30 * 3 * 64 * 2 * 4}
+    heads = 30 * 3 * 2  # of keys and of values
+    expected = {"bfloat16": heads * 64 * 2, "int8": heads * (64 + 4), "float32": heads * 64 * 4}
+    assert result["kv_bytes_per_token"] == expected
     types = result["tensors_by_type"]
     assert sum(entry["parameters"] for entry in types.values()) == result["parameters"]
     assert sum(entry["bytes"] for entry in types.values()) == result["tensor_bytes"] < result["file_bytes"]

@@ -78,7 +78,7 @@ def test_the_context_shrinks_to_what_fits_when_nobody_asked_for_it() -> None:
     assert got.max_model_len == got.kv.blocks * 16
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float32"])
 @pytest.mark.parametrize("block_size", [16, 256])
 def test_explicit_cache_memory_is_taken_exactly(dtype: str, block_size: int) -> None:
     memory = 777 * MIB
@@ -86,7 +86,8 @@ def test_explicit_cache_memory_is_taken_exactly(dtype: str, block_size: int) -> 
     block = got.kv.bytes_per_token * block_size
     assert got.kv.dtype == dtype
     assert memory - block < got.kv.nbytes <= memory
-    assert got.kv.bytes_per_token == BYTES_PER_TOKEN * (2 if dtype == "float32" else 1)
+    per_head = {"bfloat16": 64 * 2, "int8": 64 + 4, "float32": 64 * 4}[dtype]
+    assert got.kv.bytes_per_token == 32 * 2 * 8 * per_head
 
 
 def test_more_explicit_memory_than_can_be_used_is_not_asked_for() -> None:

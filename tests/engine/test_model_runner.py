@@ -107,10 +107,11 @@ def test_fingerprints_tell_results_apart(model: Path, tmp_path: Path) -> None:
     )
     different = [
         fingerprint(kv_cache_dtype="float32"),
+        fingerprint(kv_cache_dtype="int8"),
         fingerprint(activation_dtype="float32"),
         fingerprint(other),
     ]
-    assert len({base, *different}) == 4
+    assert len({base, *different}) == 5
 
 
 @pytest.mark.parametrize("isa", available_isas())
@@ -141,7 +142,10 @@ def test_threads_default_to_the_cores(model: Path) -> None:
     [
         ({"block_size": 17}, "--block-size must be one of 16, 32, 64, 128, 256, not 17."),
         ({"block_size": 512}, "--block-size must be one of"),
-        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype must be one of auto, bfloat16, float32, not 'int8'."),
+        (
+            {"kv_cache_dtype": "int4"},
+            "--kv-cache-dtype must be one of auto, bfloat16, int8, float32, not 'int4'.",
+        ),
         ({"activation_dtype": "bfloat16"}, "--activation-dtype must be one of auto, float32"),
         ({"dtype": "int4"}, "--dtype must be one of"),
         ({"max_num_seqs": 0}, "--max-num-seqs must be at least 1, not 0."),

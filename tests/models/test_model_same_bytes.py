@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_models import checkpoint_of, random_weights, small_config
 from tokentrail.checkpoints import Checkpoint
 from tokentrail.models import LoadedModel, load_model
-from tokentrail.ops.backend import Executable, KvLayout, Limits
+from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
 from tokentrail.ops.native import NativeBackend, available_isas
 
 ISAS = available_isas()
@@ -129,7 +129,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_token_by_token_is_the_prompt_at_once(isa: str, kv_dtype: str) -> None:
     source, ids = checkpoint(0.0), text(300)
     once = machine(isa, 1).logits(source, ids, Way([], kv_dtype=kv_dtype))
@@ -146,7 +146,7 @@ def test_any_way_gives_the_same_bits(*, isa: str, seed: int) -> None:
     window = int(random.choice([0, 0, 40])) or None
     ids = text(int(random.choice([40, 290, 560])), seed)
     source = checkpoint(float(random.choice([np.nan, 1e30])), window=window)
-    kv_dtype = str(random.choice(["bfloat16", "float32"]))
+    kv_dtype = str(random.choice(KV_DTYPES))
     expected = machine(isa, 1).logits(source, ids, Way([], kv_dtype=kv_dtype))
     for threads in (1, 2, 3):
         count = int(random.choice([0, 1, 4, 12]))
@@ -170,7 +170,7 @@ def test_garbage_that_is_not_a_number_is_really_there(isa: str) -> None:
     """With float weights the garbage reaches the cache as NaN: the tests above would notice if it were read."""
     formats = dict.fromkeys(FORMATS, "F32")
     source, ids = checkpoint(np.nan, formats=formats), text(37)
-    for kv_dtype in ("bfloat16", "float32"):
+    for kv_dtype in KV_DTYPES:
         clean = machine(isa, 1).logits(source, ids, Way([], kv_dtype=kv_dtype))
         spoiled = machine(isa, 2).logits(
             source, ids, Way([1, 2, 17, 33], kv_dtype=kv_dtype, garbage_first=True, neighbours=2, seed=3)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tokentrail.ops.backend import KV_DTYPES
 from tokentrail.ops.native import _native, available_isas
 
 ISAS = available_isas()
@@ -121,8 +122,8 @@ def test_impossible_caches() -> None:
                 _native.KvCache("float32", **{**good, name: value})
     with pytest.raises(REFUSALS):
         _native.KvCache("float32", 2**16, 2**31 - 1, 256, 2**31 - 1, 1024)
-    with pytest.raises(ValueError, match="bfloat16 or float32"):
-        _native.KvCache("int8", **good)
+    with pytest.raises(ValueError, match="bfloat16, int8 or float32"):
+        _native.KvCache("int4", **good)
 
 
 def test_impossible_programs(pool: Any) -> None:
@@ -357,7 +358,7 @@ def test_random_programs(isa: str, pool: Any, seed: int) -> None:
 
     def attempt(random: np.random.Generator) -> None:
         heads = int(random.integers(1, 3))
-        cache = _native.KvCache(str(random.choice(["bfloat16", "float32"])), 2, 2, 16, heads, 16)
+        cache = _native.KvCache(str(random.choice(KV_DTYPES)), 2, 2, 16, heads, 16)
         program = _native.Program(
             pool,
             isa,

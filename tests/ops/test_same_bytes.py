@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ops_harness import FORMATS, ISAS, Harness, Run, Step, bits, feed, forward, matrix, native, rows_step
 from test_attention import Shape, sequences_in_blocks
 
-from tokentrail.ops.backend import Backend
+from tokentrail.ops.backend import KV_DTYPES, Backend
 from tokentrail.ops.program import Linear, Recorder, Value
 
 U32 = npt.NDArray[np.uint32]
@@ -121,7 +121,7 @@ def random_cuts(random: np.random.Generator, length: int, count: int) -> list[in
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(["bfloat16", "float32"]))
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(KV_DTYPES))
 def test_attention_does_not_depend_on_how_it_is_computed(*, isa: str, dtype: str, seed: int) -> None:
     """Chunks, block size, block table, threads, company, stale garbage and eager execution, all at random."""
     random = np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def test_attention_does_not_depend_on_how_it_is_computed(*, isa: str, dtype: str
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_token_by_token_is_the_prompt_at_once(isa: str, dtype: str) -> None:
     """530 decode steps over a poisoned cache: every position passes every place of a tile and three segments."""
     ids = np.random.default_rng(7).integers(0, 97, 530).tolist()
@@ -162,6 +162,23 @@ def test_token_by_token_is_the_prompt_at_once(isa: str, dtype: str) -> None:
     expected = attention_bits(shape, isa, ids, seed=1, cuts=[])
     got = attention_bits(shape, isa, ids, seed=2, cuts=list(range(1, 530)), poison=True)
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [0, 9])
+def test_no_number_reaches_no_row_before_it(isa: str, dtype: str, window: int) -> None:
+    """A row that is NaN, with its keys and values, in the same chunk: the rows before it do not see it, the ones after
+    it do, as long as it is in their window."""
+    ids = np.random.default_rng(3).integers(0, 97, 300).tolist()
+    shape = Shape(dtype, heads=6, kv_heads=2, head_dim=32, window=window)
+    clean = attention_bits(shape, isa, ids, seed=1, cuts=[])
+    for at in (0, 1, 6, 17, 30, 255, 256, 299):
+        seen = attention_bits(shape, isa, [*ids[:at], 97, *ids[at + 1 :]], seed=1, cuts=[])
+        np.testing.assert_array_equal(seen[:at], clean[:at])
+        reach = at + window if window else len(ids)
+        assert np.isnan(seen[at:reach].view(np.float32)).all()
+        np.testing.assert_array_equal(seen[reach:], clean[reach:])
 
 
 @pytest.mark.parametrize("isa", ISAS)

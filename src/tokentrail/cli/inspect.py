@@ -74,6 +74,8 @@ def inspect(
 
 def facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the file says, as `--json` prints it. Sizes in bytes."""
+    from tokentrail.ops.backend import KV_DTYPES, KvLayout
+
     config = checkpoint.config
     formats: dict[str, dict[str, int]] = {}
     parts = {"embed": 0, "layers": 0, "head": 0, "other": 0}
@@ -87,7 +89,10 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
         entry["bytes"] += tensor.nbytes
         part = name.split(".")[0]
         parts[part if part in parts else "other"] += count
-    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim  # keys and values of one position
+    kv = {
+        dtype: KvLayout(dtype, config.num_layers, 1, 16, config.num_kv_heads, config.head_dim)
+        for dtype in KV_DTYPES
+    }
     source = checkpoint.tokenizer
     return {
         "path": str(checkpoint.path),
@@ -109,7 +114,7 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "context_length": config.max_position,
         "rope": {"theta": config.rope.theta, "scaling": config.rope.scaling},
         "sliding_window": config.sliding_window,
-        "kv_bytes_per_token": {"bfloat16": 2 * values, "float32": 4 * values},
+        "kv_bytes_per_token": {dtype: layout.bytes_per_token for dtype, layout in kv.items()},
         "tokenizer": {"kind": source.kind, "pre": source.pre},
         "bos_token_id": source.bos_token_id,
         "eos_token_ids": {str(id): source.tokens[id] for id in checkpoint.eos_token_ids},
@@ -163,7 +168,7 @@ def _print(result: dict[str, Any]) -> None:
     console = stdout()
     console.print(Text(result["name"], style="bold"), Text(result["path"], style="dim"), soft_wrap=True)
     parts = ", ".join(f"{part} {count:,}" for part, count in result["parameters_by_part"].items())
-    kv = result["kv_bytes_per_token"]["bfloat16"]
+    kv, small = (result["kv_bytes_per_token"][dtype] for dtype in ("bfloat16", "int8"))
     context = result["context_length"]
     attention = f"{result['heads']} heads of {result['head_dim']}, {result['kv_heads']} for keys and values"
     window = f", window {result['sliding_window']:,}" if result["sliding_window"] else ""
@@ -178,7 +183,11 @@ def _print(result: dict[str, Any]) -> None:
         ("attention", attention + window),
         ("parameters", f"{result['parameters']:,} ({parts}{tied})"),
         ("context", f"{context:,} tokens, RoPE base {rope['theta']:,.0f}{scaling}"),
-        ("KV cache", f"{format_size(kv)} a token in bfloat16, {format_size(kv * context)} for the context"),
+        (
+            "KV cache",
+            f"{format_size(kv)} a token in bfloat16, {format_size(kv * context)} for the context; "
+            f"{format_size(small)} and {format_size(small * context)} in int8",
+        ),
         ("vocabulary", f"{result['vocab_size']:,} tokens, {kind}{' / ' + pre if pre else ''}"),
         ("end of answer", ends or "no token ends it"),
         ("chat template", "yes" if result["has_chat_template"] else "none"),

@@ -192,7 +192,7 @@ class EngineOptions:
         typer.Option(
             "--kv-cache-dtype",
             metavar="TYPE",
-            help="auto (bfloat16), bfloat16 or float32.",
+            help="auto (bfloat16), bfloat16, int8 (half the memory) or float32 (exact comparisons).",
             rich_help_panel=NUMERICS,
         ),
     ] = "auto"
@@ -270,7 +270,7 @@ class EngineOptions:
             )
 
         _one_of("--block-size", self.block_size, (16, 32, 64, 128, 256))
-        _one_of("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16", "float32"))
+        _one_of("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "float32"))
         _one_of("--activation-dtype", self.activation_dtype, ("auto", "float32"))
         _one_of("--dtype", self.dtype, ("auto", "half", "float16", "bfloat16", "float", "float32"))
         if self.quantization not in (None, "gguf"):

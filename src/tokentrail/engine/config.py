@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     """Bytes for the KV cache; None: sized from free memory and `gpu_memory_utilization`."""
     kv_cache_dtype: str = "auto"
-    """auto (bfloat16), bfloat16 or float32."""
+    """auto (bfloat16), bfloat16, int8 (with a scale per token and head) or float32."""
     activation_dtype: str = "auto"
     """auto (int8 groups before quantized weights) or float32 (exact comparisons)."""
     dtype: str = "auto"

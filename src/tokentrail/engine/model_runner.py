@@ -11,11 +11,11 @@ from tokentrail.engine.capacity import plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.loading import Progress
 from tokentrail.models import load_model
-from tokentrail.ops.backend import Limits
+from tokentrail.ops.backend import KV_DTYPES, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 """Raised by every change that may alter a bit of any result. Part of `system_fingerprint`, as is a digest of the built
 kernels: compilers differ, and a stream must never go on with another build's bits."""
 HEAD_MULTIPLE = 16
@@ -90,7 +90,7 @@ def _check(config: EngineConfig) -> None:
     """Refuse settings that this backend does not have, naming the flag and what it takes."""
     choices = {
         "block_size": (16, 32, 64, 128, 256),
-        "kv_cache_dtype": ("auto", "bfloat16", "float32"),
+        "kv_cache_dtype": ("auto", *KV_DTYPES),
         "activation_dtype": ("auto", "float32"),
         "dtype": ("auto", "half", "float16", "bfloat16", "float", "float32"),
     }

@@ -14,12 +14,17 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
+KV_DTYPES = ("bfloat16", "int8", "float32")
+"""How keys and values can be kept: rounded to bfloat16; as int8 with a scale (float32) per token and head, of keys and
+of values; or as they are. Scales are written once, with their token, and never revised."""
+
+
 @dataclass(frozen=True)
 class KvLayout:
     """The paged KV cache: `blocks` blocks of `block_size` positions for every layer."""
 
     dtype: str
-    """bfloat16 or float32"""
+    """One of `KV_DTYPES`."""
     layers: int
     blocks: int
     block_size: int
@@ -28,8 +33,8 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        element = 4 if self.dtype == "float32" else 2
-        return self.layers * 2 * self.heads * self.head_dim * element
+        head = {"bfloat16": 2 * self.head_dim, "int8": self.head_dim + 4, "float32": 4 * self.head_dim}
+        return self.layers * 2 * self.heads * head[self.dtype]
 
     @property
     def nbytes(self) -> int:

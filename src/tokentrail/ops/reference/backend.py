@@ -24,6 +24,8 @@ Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
 GROUP = 32
 SEGMENT = 256
 OUTLIER = 0.5
+WEIGHT_LEVELS = 2**14 - 1
+"""Attention weights over int8 values are whole numbers up to this, in steps of a segment's largest."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,21 @@ def quantize_rows(x: F64) -> F64:
     return seen
 
 
+def int8_steps(x: F64) -> F64:
+    """max|x| / 127 of each row [..., n], in float32."""
+    top = np.abs(x.astype(np.float32)).max(-1)
+    steps: F64 = np.where(top > 1e-20, top / np.float32(127), np.float32(0)).astype(np.float64)
+    return steps
+
+
+def round_int8(x: F64) -> F64:
+    """Rows [..., n] in whole steps of max|x| / 127."""
+    step = int8_steps(x)[..., None].astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    rounded: F64 = np.rint(x.astype(np.float32) * inverse).astype(np.float64) * step
+    return rounded
+
+
 def round_bfloat16(x: F64) -> F64:
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
@@ -109,6 +126,8 @@ class ReferenceExecutable:
         self.program, self.kv = program, kv
         shape = (kv.layers, kv.blocks, kv.block_size, kv.heads, kv.head_dim)
         self.keys, self.cached_values = np.zeros(shape), np.zeros(shape)
+        self.value_steps = np.zeros(shape[:-1])
+        """Of an int8 cache: what a value's unit stands for."""
         self.values: dict[int, F64] = {}
         """Every value of the last step, by id: what a native kernel's buffer is compared with."""
 
@@ -174,6 +193,9 @@ class ReferenceExecutable:
         return rotated
 
     def _stored(self, x: F64) -> F64:
+        """Heads [..., head_dim] as the cache keeps them."""
+        if self.kv.dtype == "int8":
+            return round_int8(x)
         return round_bfloat16(x) if self.kv.dtype == "bfloat16" else x.astype(np.float32).astype(np.float64)
 
     def _kv_store(self, step: _Step, call: Call, k: F64, v: F64) -> None:
@@ -182,8 +204,9 @@ class ReferenceExecutable:
             for row in range(start, end):
                 block, offset = divmod(int(step.positions[row]), size)
                 at = (layer, step.block_tables[sequence, block], offset)
-                self.keys[at] = self._stored(k[row]).reshape(self.kv.heads, -1)
-                self.cached_values[at] = self._stored(v[row]).reshape(self.kv.heads, -1)
+                self.keys[at] = self._stored(k[row].reshape(self.kv.heads, -1))
+                self.cached_values[at] = self._stored(v[row].reshape(self.kv.heads, -1))
+                self.value_steps[at] = int8_steps(v[row].reshape(self.kv.heads, -1))
 
     def _attention(self, step: _Step, call: Call, q: F64) -> F64:
         heads, layer = call.params["heads"], call.params["layer"]
@@ -193,19 +216,20 @@ class ReferenceExecutable:
             blocks = step.block_tables[sequence, : int(step.positions[end - 1]) // self.kv.block_size + 1]
             keys = self.keys[layer, blocks].reshape(-1, self.kv.heads, self.kv.head_dim)
             values = self.cached_values[layer, blocks].reshape(-1, self.kv.heads, self.kv.head_dim)
+            steps = self.value_steps[layer, blocks].reshape(-1, self.kv.heads)
             for row in range(start, end):
                 position = int(step.positions[row])
                 window = call.params["window"]
                 first = max(0, position + 1 - window) if window else 0
-                query = self._stored(q[row]).reshape(heads, -1)
-                parts = [
-                    self._head(query[h], keys[:, h // group], values[:, h // group], first, position, call)
-                    for h in range(heads)
-                ]
+                query = self._stored(q[row].reshape(heads, -1))
+                parts = []
+                for h in range(heads):
+                    of = np.s_[:, h // group]
+                    parts.append(self._head(query[h], keys[of], values[of], steps[of], first, position, call))
                 out[row] = np.concatenate(parts)
         return out
 
-    def _head(self, q: F64, keys: F64, values: F64, first: int, position: int, call: Call) -> F64:
+    def _head(self, q: F64, keys: F64, values: F64, steps: F64, first: int, position: int, call: Call) -> F64:
         """One query head: weights are rounded within segments of 256 positions, relative to the segment's maximum."""
         tops, sums, outs = [], [], []
         for begin in range(first // SEGMENT * SEGMENT, position + 1, SEGMENT):
@@ -214,13 +238,30 @@ class ReferenceExecutable:
             cap = call.params["softcap"]
             if cap:
                 scores = cap * np.tanh(scores / cap)
-            weights = self._stored(np.exp(scores - scores.max()))
+            weights = np.exp(scores - scores.max())
+            if self.kv.dtype != "int8":
+                weights = self._stored(weights)
             tops.append(scores.max())
             sums.append(weights.sum())
+            if self.kv.dtype == "int8":
+                weights = self._round_weights(weights, steps[span])
             outs.append(weights @ values[span])
         scale = np.exp(np.array(tops) - max(tops))
         merged: F64 = (scale[:, None] * np.array(outs)).sum(0) / (scale * np.array(sums)).sum()
         return merged
+
+    @staticmethod
+    def _round_weights(weights: F64, steps: F64) -> F64:
+        """Weights times their values' steps, in whole parts of the largest such product."""
+        scaled = weights * steps
+        part = scaled.max() / WEIGHT_LEVELS
+        rounded: F64 = np.divide(
+            np.rint(scaled / part) * part if part > 0 else scaled,
+            steps,
+            out=np.zeros_like(scaled),
+            where=steps > 0,
+        )
+        return rounded
 
     def _silu_mul(self, step: _Step, call: Call, gate: F64, up: F64) -> F64:
         product: F64 = gate / (1 + np.exp(-gate)) * up
