@@ -30,7 +30,7 @@ from tokentrail.engine import model_runner
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.model_runner import ModelRunner
-from tokentrail.ops.backend import KvLayout
+from tokentrail.ops.backend import KV_DTYPES, KvLayout
 from tokentrail.ops.native import available_isas
 from tokentrail.protocol import GenerateRequest, SamplingParams
 
@@ -55,6 +55,7 @@ class Machine:
 
     checkpoint: Checkpoint
     isa: str
+    kv_dtype: str = "bfloat16"
     _alone: dict[bytes, Answer] = field(default_factory=dict)
 
     def start(self, *, positions: int, **changes: Any) -> EngineCore:
@@ -63,11 +64,12 @@ class Machine:
         values = {**plain, **changes}
         positions = positions // values["block_size"] * values["block_size"]
         model = self.checkpoint.config
-        kv = KvLayout("bfloat16", model.num_layers, 1, 1, model.num_kv_heads, model.head_dim)
+        kv = KvLayout(self.kv_dtype, model.num_layers, 1, 1, model.num_kv_heads, model.head_dim)
         config = EngineConfig(
             model="in memory",
             max_model_len=min(positions, CONTEXT),
             kv_cache_memory=positions * kv.bytes_per_token,
+            kv_cache_dtype=self.kv_dtype,
             **values,
         )
         with pytest.MonkeyPatch.context() as patch:
@@ -120,13 +122,13 @@ def _random_checkpoint() -> Checkpoint:
     )
 
 
-_MACHINES: dict[str, Machine] = {}
+_MACHINES: dict[tuple[str, str], Machine] = {}
 
 
-def random_machine(isa: str) -> Machine:
-    if isa not in _MACHINES:
-        _MACHINES[isa] = Machine(_random_checkpoint(), isa)
-    return _MACHINES[isa]
+def random_machine(isa: str, kv_dtype: str = "bfloat16") -> Machine:
+    if (isa, kv_dtype) not in _MACHINES:
+        _MACHINES[isa, kv_dtype] = Machine(_random_checkpoint(), isa, kv_dtype)
+    return _MACHINES[isa, kv_dtype]
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +160,12 @@ SCHEDULES = settings(
     shape=engine_settings([16, 32, 256], positions=(96, 900), tokens=200),
     threads=THREADS,
     eager=st.booleans(),
+    kv_dtype=st.sampled_from(KV_DTYPES),
 )
 def test_random_schedules(
-    *, isa: str, schedule: list[Arrival], shape: dict[str, Any], threads: int, eager: bool
+    *, isa: str, schedule: list[Arrival], shape: dict[str, Any], threads: int, eager: bool, kv_dtype: str
 ) -> None:
-    random_machine(isa).check(schedule, threads=threads, enforce_eager=eager, **shape)
+    random_machine(isa, kv_dtype).check(schedule, threads=threads, enforce_eager=eager, **shape)
 
 
 @settings(SCHEDULES, max_examples=4)
@@ -201,10 +204,20 @@ def crowd(vocab: int, count: int, prompt: int, answer: int) -> list[Arrival]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("threads", "eager"), [(1, False), (2, True), (3, False), (4, False)])
-def test_a_crowd_that_meets_everything(isa: str, threads: int, eager: bool) -> None:
+@pytest.mark.parametrize(
+    ("threads", "eager", "kv_dtype"),
+    [
+        (1, False, "bfloat16"),
+        (2, True, "bfloat16"),
+        (3, False, "int8"),
+        (4, False, "bfloat16"),
+        (2, False, "float32"),
+    ],
+)
+def test_a_crowd_that_meets_everything(isa: str, threads: int, eager: bool, kv_dtype: str) -> None:
     """What random schedules may miss is in this one for certain: cached prefixes, chunks and preemptions."""
-    meet_everything(random_machine(isa), answer=24, positions=208, threads=threads, enforce_eager=eager)
+    machine = random_machine(isa, kv_dtype)
+    meet_everything(machine, answer=24, positions=208, threads=threads, enforce_eager=eager)
 
 
 def test_a_crowd_of_the_demo_model(demo_machine: Machine) -> None:
