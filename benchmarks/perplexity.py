@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from llama_cpp import find_programs
+
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.models import load_model
 from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
@@ -138,9 +138,7 @@ def main() -> None:
         file = Path(folder) / "text.txt"
         file.write_text(text, encoding="utf-8")
         for cache in args.llama_cache:
-            theirs[cache] = llama_perplexity(
-                programs, path, file, args.context, chunks, args.threads, cache
-            )
+            theirs[cache] = llama_perplexity(programs, path, file, args.context, chunks, args.threads, cache)
     standard = next(iter(theirs.values()))
     print("| engine | KV cache | perplexity | to llama.cpp |\n| --- | --- | ---: | ---: |")
     for cache, result in theirs.items():
