@@ -33,6 +33,7 @@ class IdleRunner:
         from tokentrail.protocol import EngineInfo
 
         self.max_logit_rows = config.max_num_seqs + 16
+        self.draft = None
         self.info = EngineInfo(
             architecture="idle",
             num_parameters=0,

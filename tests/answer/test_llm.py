@@ -46,6 +46,29 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     assert alone.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
+def test_speculation_changes_nothing_that_is_seen(llm: LLM) -> None:
+    """Text, stop strings, choices, log-probabilities: tokens come several at a time, and are cut at the same place."""
+    prompt = "one, two, three, four, five, six\n" * 4
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=40, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=40, stop=("four, f", "x")),
+        SamplingParams(temperature=0, max_tokens=40, stop=("ee, four",), include_stop_str_in_output=True),
+        SamplingParams(temperature=0.7, seed=3, n=3, max_tokens=30, stop=("six\none, two",), logprobs=1),
+        SamplingParams(temperature=0.4, seed=4, n=2, max_tokens=24, repetition_penalty=1.1, min_tokens=12),
+    ]
+    with LLM(max_model_len=512, kv_cache_memory=64 * 2**20, speculative_model="ngram") as speculating:
+        drafted = 0
+        for parameters in sampling:
+            (output,) = speculating.generate(prompt, parameters)
+            (plain,) = llm.generate(prompt, parameters)
+            assert output.outputs == plain.outputs
+            journey = speculating.journey(output.request_id)
+            assert journey is not None
+            assert journey.accepted_tokens <= journey.drafted_tokens
+            drafted += journey.accepted_tokens
+        assert drafted > 40
+
+
 def test_together_and_alone_are_the_same(llm: LLM) -> None:
     prompts = [f"Number {k} is" for k in range(8)]
     sampling = [

@@ -222,6 +222,9 @@ class FakeRunner:
         self._kv: U64 = np.frombuffer(os.urandom(8 * size * num_blocks), np.uint64).copy()
         self._lanes = np.arange(size)
         self.closed = False
+        self.draft: FakeDraft | None = None
+        if config.speculative_model == "fake":
+            self.draft = FakeDraft(self.info, self.max_logit_rows)
 
     def execute(self, batch: Batch) -> SampledRows:
         self._check(batch)
@@ -344,6 +347,30 @@ def _part(values: npt.NDArray[np.generic] | None, offsets: npt.NDArray[np.int32]
     if values is None or offsets is None:
         return []
     return values[offsets[row] : offsets[row + 1]].tolist()
+
+
+class FakeDraft:
+    """A draft model: the very model that answers, with its own memory, so that what it draws is right whenever its
+    memory is. `confused(position)` makes it draw another token for that position.
+    """
+
+    def __init__(self, info: EngineInfo, max_logit_rows: int) -> None:
+        self._runner = FakeRunner.__new__(FakeRunner)
+        self._runner.info = info
+        self._runner.max_logit_rows = max_logit_rows
+        self._runner.delay, self._runner.crash_token, self._runner.crash_always = 0.0, -1, False
+        self._runner._kv = np.frombuffer(os.urandom(8 * info.block_size * info.num_blocks), np.uint64).copy()
+        self._runner._lanes = np.arange(info.block_size)
+        self.max_model_len = info.max_model_len
+        self.max_num_batched_tokens = info.max_num_batched_tokens
+        self.confused: Callable[[int], bool] = lambda position: False
+
+    def execute(self, batch: Batch) -> SampledRows:
+        result = self._runner.execute(batch)
+        for row, position in enumerate(batch.sampling.position.tolist()):
+            if self.confused(position):
+                result.tokens[row] = (result.tokens[row] + 1) % VOCAB
+        return result
 
 
 class NullRunner(FakeRunner):

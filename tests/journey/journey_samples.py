@@ -41,6 +41,11 @@ def share(id: str, tokens: int, position: int, *, cached: int = 0, block_size: i
     )
 
 
+def drafted(id: str, position: int, drafted: int, accepted: int) -> ScheduledSequence:
+    """A step that verified drafted tokens."""
+    return ScheduledSequence(id, 1 + drafted, position, 0, 4, drafted=drafted, accepted=accepted)
+
+
 def delta(id: str, token: int, **rest: object) -> Delta:
     return Delta(id=id, token_ids=[token], logprobs=[-token / 8], **rest)  # type: ignore[arg-type]
 

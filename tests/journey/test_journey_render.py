@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import msgspec
-from journey_samples import Clock, begin, delta, run_one, share
+from journey_samples import Clock, begin, delta, drafted, run_one, share
 from rich.console import Console
 
 from tokentrail.journey import JourneyStore
@@ -59,6 +59,19 @@ def test_texts_and_alternatives_are_drawn_when_kept() -> None:
     text = drawn(store.view("a"))
     assert "[bold]Paris" in text  # not taken for markup
     assert "' London' 14%" in text
+
+
+def test_drafts_are_counted_in_the_row_of_their_steps() -> None:
+    store = JourneyStore()
+    journey = begin(store)
+    journey.add_sequence("a-0", prompt_tokens=4)
+    clock = Clock()
+    store.on_step(clock.record(share("a-0", 4, 0)), [delta("a-0", 1)])
+    store.on_step(clock.record(drafted("a-0", 4, 5, 2)), [delta("a-0", 2)])
+    store.on_step(clock.record(drafted("a-0", 7, 3, 3)), [delta("a-0", 3)])
+    store.on_step(clock.record(share("a-0", 1, 11)), [delta("a-0", 4)])
+    journey.end("stop")
+    assert "steps 2–4 · 8 tokens · 5 of 8 drafts right" in drawn(store.view("a"))
 
 
 def test_every_stage_of_a_journey_can_be_drawn() -> None:

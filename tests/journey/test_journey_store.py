@@ -7,7 +7,7 @@ import time
 
 import msgspec
 import pytest
-from journey_samples import Clock, begin, delta, run_one, share
+from journey_samples import Clock, begin, delta, drafted, run_one, share
 
 from tokentrail.journey import JourneyStore, JourneyView
 from tokentrail.protocol import Delta, TokenAlternatives
@@ -147,6 +147,37 @@ def test_preemption_and_restart_show_as_recomputed_steps() -> None:
     assert (view.preemptions, view.resumptions) == (1, 1)
     assert {"preempted", "resumed"} <= {event.event for event in view.events}
     assert len(sequence.tokens) == 5
+
+
+def test_steps_tell_what_was_drafted_and_what_was_right() -> None:
+    store = JourneyStore()
+    journey = begin(store)
+    journey.add_sequence("a-0", prompt_tokens=20)
+    clock = Clock()
+    store.on_step(clock.record(share("a-0", 20, 0)), [delta("a-0", 1, cached_tokens=0)])
+    three = Delta("a-0", [2, 3, 4], [-0.25, -0.375, -0.5])
+    record = clock.record(drafted("a-0", 20, 5, 2))
+    record.drafting = 0.0004
+    store.on_step(record, [three])
+    store.on_step(clock.record(drafted("a-0", 23, 4, 0)), [delta("a-0", 5)])
+    store.on_step(clock.record(share("a-0", 1, 24)), [delta("a-0", 6)])
+    store.on_step(clock.record(share("a-0", 1, 25)), [delta("a-0", 7)])
+    journey.end("stop")
+    view = shown(store, "a")
+    (sequence,) = view.sequences
+    assert [
+        (step.kind, step.tokens, step.position, step.drafted_tokens, step.accepted_tokens)
+        for step in sequence.steps
+    ] == [
+        ("prefill", 20, 0, 0, 0),
+        ("decode", 6, 20, 5, 2),
+        ("decode", 5, 23, 4, 0),
+        ("decode", 1, 24, 0, 0),
+        ("decode", 1, 25, 0, 0),
+    ]
+    assert sequence.steps[1].drafting_seconds == 0.0004
+    assert [token.step for token in sequence.tokens] == [1, 2, 2, 2, 3, 4, 5]
+    assert (view.completion_tokens, view.drafted_tokens, view.accepted_tokens) == (7, 9, 2)
 
 
 def test_tokens_cut_off_by_a_stop_string_and_later_steps_do_not_count() -> None:

@@ -34,6 +34,8 @@ def test_engine_numbers_are_told_as_they_are() -> None:
         prompt_tokens=70,
         generated_tokens=9,
         steps=5,
+        drafted_tokens=12,
+        accepted_tokens=7,
     )
     found = scraped(metrics)
     assert found["tokentrail_num_requests_running"] == 3
@@ -42,6 +44,8 @@ def test_engine_numbers_are_told_as_they_are() -> None:
     assert found["tokentrail_prompt_tokens_total"] == 70
     assert found["tokentrail_generation_tokens_total"] == 9
     assert found["tokentrail_engine_steps_total"] == 5
+    assert found["tokentrail_spec_decode_num_draft_tokens_total"] == 12
+    assert found["tokentrail_spec_decode_num_accepted_tokens_total"] == 7
 
 
 def test_what_others_count_is_fetched_for_each_scrape() -> None:

@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 MODEL = "Model"
 BATCHING = "Memory and batching"
+SPECULATION = "Speculative decoding: the same answers, sooner"
 NUMERICS = "Numbers"
 ACCEPTED = "Accepted for vLLM's sake"
 
@@ -187,6 +188,27 @@ class EngineOptions:
             rich_help_panel=BATCHING,
         ),
     ] = True
+    speculative_model: Annotated[
+        str | None,
+        typer.Option(
+            "--speculative-model",
+            "-md",
+            metavar="FILE|ngram",
+            help="Who drafts tokens for a step to verify: ngram (what followed the same words before), or "
+            "a smaller model with the same tokenizer.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens",
+            min=1,
+            metavar="N",
+            help="Tokens drafted for an answer in one step at most; fewer or none where that pays more.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = 8
     kv_cache_dtype: Annotated[
         str,
         typer.Option(
@@ -325,6 +347,8 @@ class EngineOptions:
             threads=self.threads,
             seed=self.seed,
             tensor_parallel_size=self.tensor_parallel_size,
+            speculative_model=self.speculative_model,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
 
 

@@ -73,6 +73,18 @@ class SampledRows:
     forwarded_at: float = field(default=0.0)  # time.time() when the forward pass ended
 
 
+class DraftRunner(Protocol):
+    """A draft model: smaller, of the same vocabulary. Its own keys and values lie under the numbers of the target's
+    blocks, so that one block table serves both.
+    """
+
+    max_model_len: int
+    """Positions it can be used at."""
+    max_num_batched_tokens: int
+
+    def execute(self, batch: Batch) -> SampledRows: ...
+
+
 class Runner(Protocol):
     """Executes batches. The engine knows nothing else about models, kernels or devices.
 
@@ -81,6 +93,8 @@ class Runner(Protocol):
 
     info: EngineInfo
     max_logit_rows: int
+    draft: DraftRunner | None
+    """The draft model, where the configuration names one."""
 
     def execute(self, batch: Batch) -> SampledRows:
         """Run forward over T tokens, then sample L rows. Blocks until done; releases the GIL while it runs."""

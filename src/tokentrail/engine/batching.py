@@ -14,6 +14,11 @@ from tokentrail.engine.sequence import I32, Sequence
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+Run = tuple[Sequence, int, int, int]
+"""A sequence's part of a step: it computes its tokens `first` … `end` - 1, and draws the ones from number `drawn` (of
+those after the computed ones: at most `end`) to `end`; none where `drawn` is above `end`. Tokens may be drafted ones.
+"""
+
 
 class BatchBuilder:
     """Keeps one row of parameters and one block table a running sequence, by slot, and gathers a step's from
@@ -58,19 +63,7 @@ class BatchBuilder:
             self._start(sequence)
         sequences = plan.sequences
         count = len(sequences)
-        slot_list = [sequence.slot for sequence in sequences]
-        slots = np.array(slot_list, np.intp)
-        width = 1
-        lengths = self._table_lengths
-        for slot, sequence in zip(slot_list, sequences, strict=True):
-            held = len(sequence.blocks)
-            if held != lengths[slot]:
-                self._tables[slot, lengths[slot] : held] = sequence.blocks[lengths[slot] :]
-                lengths[slot] = held
-            if held > width:  # noqa: PLR1730 (max() costs more, and this runs for every token)
-                width = held
-        tables = self._tables[slots, :width]
-
+        slots, tables = self._blocks(sequences)
         if plan.num_tokens == count and plan.decodes == count:
             tokens = self._tokens[:count]
             tokens[:] = [sequence.tokens[sequence.num_computed] for sequence in sequences]
@@ -86,24 +79,51 @@ class BatchBuilder:
                     sequences, slots, positions + 1, self._num_top[slots], self._no_target[:count]
                 ),
             )
-        return self._build_mixed(plan, slots, tables)
+        runs: list[Run] = [
+            (sequence, sequence.num_computed, sequence.num_computed + count, sequence.num_tokens)
+            for sequence, count in zip(sequences, plan.counts, strict=True)
+        ]
+        return self._build_mixed(runs, slots, tables)
 
-    def _build_mixed(self, plan: Schedule, slots: npt.NDArray[np.intp], tables: I32) -> Batch:
-        total = plan.num_tokens
+    def _blocks(self, sequences: list[Sequence]) -> tuple[npt.NDArray[np.intp], I32]:
+        """Slots [S], and block tables [S, W]."""
+        slot_list = [sequence.slot for sequence in sequences]
+        slots = np.array(slot_list, np.intp)
+        width = 1
+        lengths = self._table_lengths
+        for slot, sequence in zip(slot_list, sequences, strict=True):
+            held = len(sequence.blocks)
+            if held != lengths[slot]:
+                self._tables[slot, lengths[slot] : held] = sequence.blocks[lengths[slot] :]
+                lengths[slot] = held
+            if held > width:  # noqa: PLR1730 (max() costs more, and this runs for every token)
+                width = held
+        return slots, self._tables[slots, :width]
+
+    def build_runs(self, runs: list[Run], *, report: bool = True) -> Batch:
+        """The arrays for runs of tokens of sequences that have been started. `report` False: only draws, neither
+        alternatives nor log-probabilities of the prompt.
+        """
+        slots, tables = self._blocks([run[0] for run in runs])
+        return self._build_mixed(runs, slots, tables, report=report)
+
+    def _build_mixed(
+        self, runs: list[Run], slots: npt.NDArray[np.intp], tables: I32, *, report: bool = True
+    ) -> Batch:
+        total = sum(end - first for _, first, end, _ in runs)
         tokens, positions = self._tokens[:total], self._positions[:total]
-        row_starts = np.zeros(len(plan.sequences) + 1, np.int32)
+        row_starts = np.zeros(len(runs) + 1, np.int32)
         logit_rows: list[int] = []
         row_index: list[int] = []
         num_top: list[int] = []
         targets: list[int] = []
         drawing: list[Sequence | None] = []
         start = 0
-        for index, (sequence, count) in enumerate(zip(plan.sequences, plan.counts, strict=True)):
-            first = sequence.num_computed
-            end = first + count
+        for index, (sequence, first, end, drawn) in enumerate(runs):
+            count = end - first
             tokens[start : start + count] = sequence.tokens[first:end]
             positions[start : start + count] = np.arange(first, end)
-            reported = sequence.target_rows(first, end)
+            reported = sequence.target_rows(first, end) if report else range(0)
             if reported:
                 rows = len(reported)
                 logit_rows += range(reported.start - first + start, reported.stop - first + start)
@@ -111,14 +131,15 @@ class BatchBuilder:
                 num_top += [sequence.request.sampling.prompt_logprobs or 0] * rows
                 targets += sequence.tokens[reported.start + 1 : reported.stop + 1].tolist()
                 drawing += [None] * rows
+            rows = end + 1 - drawn
+            if rows > 0:  # the row at position p draws token p + 1
+                logit_rows += range(start + count - rows, start + count)
+                row_index += [index] * rows
+                num_top += [sequence.num_top if report else 0] * rows
+                targets += [-1] * rows
+                drawing += [sequence] * rows
             start += count
             row_starts[index + 1] = start
-            if end == sequence.num_tokens:
-                logit_rows.append(start - 1)
-                row_index.append(index)
-                num_top.append(sequence.num_top)
-                targets.append(-1)
-                drawing.append(sequence)
         rows_of_tokens = np.array(logit_rows, np.int32)
         return Batch(
             tokens=tokens,
@@ -144,7 +165,7 @@ class BatchBuilder:
         target: I32,
     ) -> SamplingRows:
         """`drawing` has None for rows that report a prompt token: neither penalties nor biases concern
-        those.
+        those. What a draw depends on are the tokens before `position`, drafted ones included.
         """
         rows = SamplingRows(
             temperature=self._temperature[slots],
@@ -159,7 +180,10 @@ class BatchBuilder:
         )
         if any(sequence is not None and sequence.penalties for sequence in drawing):
             _add_penalties(rows, drawing)
-        biases = [None if sequence is None else sequence.bias() for sequence in drawing]
+        biases = [
+            None if sequence is None else sequence.bias(at)
+            for sequence, at in zip(drawing, position.tolist(), strict=True)
+        ]
         if any(biases):
             tokens = [None if bias is None else bias[0] for bias in biases]
             values = [None if bias is None else bias[1] for bias in biases]
@@ -182,7 +206,7 @@ def _add_penalties(rows: SamplingRows, drawing: _Seq[Sequence | None]) -> None:
         rows.frequency_penalty[row] = sampling.frequency_penalty
         rows.presence_penalty[row] = sampling.presence_penalty
         rows.repetition_penalty[row] = sampling.repetition_penalty
-        outputs[row] = sequence.tokens[sequence.prompt_len : sequence.num_tokens]
+        outputs[row] = sequence.tokens[sequence.prompt_len : rows.position[row]]
         if sampling.repetition_penalty != 1.0:  # the only one that looks at the prompt
             prompts[row] = sequence.tokens[: sequence.prompt_len]
     rows.prompt_tokens, rows.prompt_offsets = _ragged(prompts, np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokentrail.checkpoints import Checkpoint
+from tokentrail.checkpoints import Checkpoint, ModelConfig
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import activation_formats
 from tokentrail.ops.backend import Backend, KvLayout
@@ -25,6 +25,8 @@ class Capacity:
     """The plan: a KV cache of so many blocks, a context length, and rows of logits."""
 
     kv: KvLayout
+    draft_kv: KvLayout | None
+    """The draft model's, with as many blocks."""
     max_model_len: int
     wanted_model_len: int
     """What was asked for, or the model's own; more than `max_model_len` where the cache holds less."""
@@ -32,13 +34,18 @@ class Capacity:
 
 
 def plan_capacity(
-    checkpoint: Checkpoint, backend: Backend, config: EngineConfig, *, free: int | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    config: EngineConfig,
+    *,
+    draft: Checkpoint | None = None,
+    free: int | None = None,
 ) -> Capacity:
     """Decide the KV cache's size and the context length.
 
-    `free` bytes default to what the machine has. Raises `CapacityError` with the arithmetic and the flags that help
-    when the weights, or a cache for one sequence of the asked length, do not fit; `InvalidRequest` when
-    `max_model_len` is above the model's own.
+    A block is one of the model's and one of the `draft` model's, if there is one. `free` bytes default to what the
+    machine has. Raises `CapacityError` with the arithmetic and the flags that help when the weights, or a cache for one
+    sequence of the asked length, do not fit; `InvalidRequest` when `max_model_len` is above the model's own.
     """
     model = checkpoint.config
     longest = model.max_position if config.max_model_len is None else config.max_model_len
@@ -49,17 +56,23 @@ def plan_capacity(
         )
     dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
-    def layout(blocks: int) -> KvLayout:
+    def layout(blocks: int, model: ModelConfig = model) -> KvLayout:
         return KvLayout(
             dtype, model.num_layers, blocks, config.block_size, model.num_kv_heads, model.head_dim
         )
 
     block_bytes = layout(1).nbytes
+    if draft is not None:
+        block_bytes += layout(1, draft.config).nbytes
     free = available_memory() if free is None else free
     logit_rows = min(
         max(config.max_num_seqs, PROMPT_LOGIT_ROWS), max(config.max_num_batched_tokens, config.max_num_seqs)
     )
-    fixed = _weight_bytes(checkpoint, backend, config) + _activation_bytes(checkpoint, config, logit_rows)
+    fixed = sum(
+        _weight_bytes(one, backend, config) + _activation_bytes(one, config, logit_rows)
+        for one in (checkpoint, draft)
+        if one is not None
+    )
     budget = int(free * config.memory_utilization) - fixed
     wanted = longest
     one_sequence = -(-longest // config.block_size)
@@ -85,7 +98,8 @@ def plan_capacity(
                 f"{checkpoint.path}: a context of {longest} tokens {_shortage(config, free, fixed, cache, fits)}"
             )
         longest = fits
-    return Capacity(layout(blocks), longest, wanted, logit_rows)
+    draft_kv = None if draft is None else layout(blocks, draft.config)
+    return Capacity(layout(blocks), draft_kv, longest, wanted, logit_rows)
 
 
 def _shortage(config: EngineConfig, free: int, fixed: int, cache: int, fits: int) -> str:

@@ -323,4 +323,6 @@ def _sum_counters(earlier: EngineStats, now: EngineStats) -> EngineStats:
         prompt_tokens=earlier.prompt_tokens + now.prompt_tokens,
         generated_tokens=earlier.generated_tokens + now.generated_tokens,
         steps=earlier.steps + now.steps,
+        drafted_tokens=earlier.drafted_tokens + now.drafted_tokens,
+        accepted_tokens=earlier.accepted_tokens + now.accepted_tokens,
     )

@@ -35,3 +35,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: see `ops.native.default_threads`."""
     seed: int = 0
     tensor_parallel_size: int = 1
+    speculative_model: str | None = None
+    """Who drafts tokens that a step then verifies: `ngram` (what followed the same words earlier in the text), or the
+    path of a smaller model's GGUF file with the same tokenizer. None: nobody. Changes no byte of any answer.
+    """
+    num_speculative_tokens: int = 8
+    """Tokens drafted for a sequence in one step at most. How many really are adapts to what is accepted, and to what
+    it costs.
+    """

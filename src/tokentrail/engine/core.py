@@ -15,6 +15,7 @@ from tokentrail.engine.pacing import Pacing
 from tokentrail.engine.prefix_cache import PrefixCache
 from tokentrail.engine.scheduler import Schedule, Scheduler
 from tokentrail.engine.sequence import Sequence, Status, check_request
+from tokentrail.engine.speculation import create_speculator
 from tokentrail.protocol import (
     Delta,
     EngineStats,
@@ -66,6 +67,8 @@ class EngineCore:
             max_tokens=info.max_num_batched_tokens,
             max_blocks=min(info.num_blocks, -(-info.max_model_len // info.block_size)),
         )
+        self.speculator = create_speculator(config, runner, self.scheduler, self._builder)
+        """Drafts tokens for steps to verify; None: every step brings each sequence one token."""
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._ended: list[Delta] = []
@@ -76,6 +79,8 @@ class EngineCore:
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -151,18 +156,23 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if not plan.sequences:
             raise RuntimeError("the scheduler found no work although sequences are unfinished")
+        drafting = self.speculator.extend(plan) if self.speculator is not None else 0.0
         batch = self._builder.build(plan)
         before = time.perf_counter()
         scheduled = self._clock()
         sampled = self.runner.execute(batch)
         forwarded = sampled.forwarded_at or self._clock()
-        self.scheduler.pacing.observe(
-            plan.decodes, plan.num_tokens - plan.decodes, time.perf_counter() - before
-        )
+        seconds = time.perf_counter() - before
+        prompt_tokens = plan.num_tokens - plan.decodes - plan.drafted
+        self.scheduler.pacing.observe(plan.decodes, prompt_tokens, seconds)
+        if self.speculator is not None and not prompt_tokens:
+            self.speculator.observe(plan.num_tokens, seconds)
         self._steps += 1
         shares = self._apply(plan, sampled, deltas)
         self._aborted = False
-        return StepOutput(deltas, self._record(start, scheduled, forwarded, plan, shares), self.stats())
+        record = self._record(start, scheduled, forwarded, plan, shares)
+        record.drafting = drafting
+        return StepOutput(deltas, record, self.stats())
 
     def stats(self) -> EngineStats:
         scheduler = self.scheduler
@@ -176,6 +186,8 @@ class EngineCore:
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
             steps=self._steps,
         )
 
@@ -203,6 +215,7 @@ class EngineCore:
         row = 0
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             first = sequence.num_computed
+            drafted = sequence.num_drafted
             if first < sequence.prompt_len:
                 self._prompt_tokens += min(count, sequence.prompt_len - first)
                 targets = len(sequence.target_rows(first, first + count))
@@ -213,39 +226,33 @@ class EngineCore:
                             _alternatives(sampled, at) for at in range(row, row + targets)
                         ]
                     row += targets
-            computed(sequence, count)
-            shares.append(
-                ScheduledSequence(
-                    sequence.id,
-                    count,
-                    first,
-                    cached.get(sequence.id, 0) if cached else 0,
-                    len(sequence.blocks),
-                )
-            )
-            if sequence.num_computed != sequence.num_tokens:
-                continue
-            token, logprob = tokens[row], logprobs[row]
-            if math.isnan(logprob):  # NaN: there was a NaN or infinity among the logits
-                row += 1
-                self.abort([sequence.id])
-                deltas.append(_last_delta(sequence, FinishReason.ERROR, _NOT_FINITE))
-                continue
-            sequence.append(token)
-            delta = Delta(
+            share = ScheduledSequence(
                 sequence.id,
-                [token],
-                [logprob],
-                [_alternatives(sampled, row)] if sequence.num_top else None,
+                count,
+                first,
+                cached.get(sequence.id, 0) if cached else 0,
+                len(sequence.blocks),
             )
-            row += 1
-            self._generated_tokens += 1
-            if not sequence.told_first:
+            shares.append(share)
+            if drafted:
+                delta, accepted = _verify(sequence, sampled, tokens, logprobs, row)
+                row += drafted + 1
+                # What else was computed belongs to no token of the sequence: it is written over before it is read.
+                computed(sequence, len(delta.token_ids) or 1)
+                share.drafted, share.accepted = drafted, accepted
+                self._drafted_tokens += drafted
+                self._accepted_tokens += accepted
+                if self.speculator is not None:
+                    self.speculator.verified(sequence, drafted, accepted)
+            else:
+                computed(sequence, count)
+                if sequence.num_computed != sequence.num_tokens:
+                    continue
+                delta = _drawn(sequence, sampled, tokens[row], logprobs[row], row)
+                row += 1
+            self._generated_tokens += len(delta.token_ids)
+            if delta.token_ids and not sequence.told_first:
                 _tell_first(sequence, delta)
-            if token in sequence.stop_ids:
-                delta.finish = Finish(FinishReason.STOP, stop_token=token)
-            elif sequence.num_tokens >= sequence.max_total:
-                delta.finish = Finish(FinishReason.LENGTH)
             if delta.finish is not None:
                 self.abort([sequence.id])
             deltas.append(delta)
@@ -271,6 +278,48 @@ class EngineCore:
             sequences=shares,
             preempted=plan.preempted,
         )
+
+
+def _drawn(sequence: Sequence, sampled: SampledRows, token: int, logprob: float, row: int) -> Delta:
+    """Take the token drawn in `row` into its sequence."""
+    if math.isnan(logprob):  # NaN: there was a NaN or infinity among the logits
+        return _last_delta(sequence, FinishReason.ERROR, _NOT_FINITE)
+    sequence.append(token)
+    top = [_alternatives(sampled, row)] if sequence.num_top else None
+    delta = Delta(sequence.id, [token], [logprob], top)
+    if token in sequence.stop_ids:
+        delta.finish = Finish(FinishReason.STOP, stop_token=token)
+    elif sequence.num_tokens >= sequence.max_total:
+        delta.finish = Finish(FinishReason.LENGTH)
+    return delta
+
+
+def _verify(
+    sequence: Sequence, sampled: SampledRows, tokens: list[int], logprobs: list[float], row: int
+) -> tuple[Delta, int]:
+    """Take the tokens drawn in `row` and the rows behind it, one for each drafted token: each is what a step without
+    drafts would have drawn as long as all drafted tokens before it are the ones that were drawn.
+
+    Returns what there is to tell, and how many drafted tokens were right.
+    """
+    first = sequence.num_tokens
+    guesses: list[int] = sequence.tokens[first : first + sequence.num_drafted].tolist()
+    sequence.num_drafted = 0
+    whole = _drawn(sequence, sampled, tokens[row], logprobs[row], row)
+    accepted = 0
+    while accepted < len(guesses) and whole.token_ids and whole.token_ids[-1] == guesses[accepted]:
+        accepted += 1
+        at = row + accepted
+        # Logits that are no numbers are for the next step to meet, in a first row: what came before them is told first.
+        if whole.finish is not None or math.isnan(logprobs[at]):
+            break
+        more = _drawn(sequence, sampled, tokens[at], logprobs[at], at)
+        whole.token_ids += more.token_ids
+        whole.logprobs += more.logprobs
+        if whole.top is not None and more.top is not None:
+            whole.top += more.top
+        whole.finish = more.finish
+    return whole, accepted
 
 
 def _tell_first(sequence: Sequence, delta: Delta) -> None:

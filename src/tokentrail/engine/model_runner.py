@@ -10,8 +10,9 @@ from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.capacity import plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.loading import Progress
+from tokentrail.engine.speculation import is_ngram
 from tokentrail.models import load_model
-from tokentrail.ops.backend import KV_DTYPES, Limits
+from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
@@ -29,14 +30,24 @@ class ModelRunner:
         _check(config)
         checkpoint = open_checkpoint(config.model or demo_model_path())
         _check_model(checkpoint)
+        draft = _open_draft(config, checkpoint)
         backend = _backend(config)
-        plan = plan_capacity(checkpoint, backend, config)
-        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=progress)
+        plan = plan_capacity(checkpoint, backend, config, draft=draft)
+        total = checkpoint.nbytes + (0 if draft is None else draft.nbytes)
+        part = _part_of(progress, 0, total)
+        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=part)
         self.max_logit_rows = plan.max_logit_rows
         limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, plan.max_logit_rows)
         self._executable: NativeExecutable = backend.compile(
             model.program, plan.kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
         )
+        weight_bytes, kv_bytes = model.weight_bytes, plan.kv.bytes_per_token
+        self.draft: _DraftModel | None = None
+        if draft is not None and plan.draft_kv is not None:
+            part = _part_of(progress, checkpoint.nbytes, total)
+            self.draft = _DraftModel(draft, backend, config, plan.draft_kv, limits, part)
+            weight_bytes += self.draft.weight_bytes
+            kv_bytes += plan.draft_kv.bytes_per_token
         self.info = EngineInfo(
             architecture=checkpoint.config.architecture,
             num_parameters=model.num_parameters,
@@ -45,8 +56,8 @@ class ModelRunner:
             vocab_size=checkpoint.config.vocab_size,
             block_size=config.block_size,
             num_blocks=plan.kv.blocks,
-            kv_bytes_per_token=plan.kv.bytes_per_token,
-            weight_bytes=model.weight_bytes,
+            kv_bytes_per_token=kv_bytes,
+            weight_bytes=weight_bytes,
             eos_token_ids=list(checkpoint.eos_token_ids),
             fingerprint=_fingerprint(checkpoint, backend.isa, plan.kv.dtype, config.activation_dtype),
             isa=backend.isa,
@@ -63,27 +74,81 @@ class ModelRunner:
         return self._executable
 
     def execute(self, batch: Batch) -> SampledRows:
-        started = time.perf_counter()
-        logits = self._executable.forward(
-            batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
-        )
-        forwarded, wall = time.perf_counter(), time.time()
-        rows = batch.sampling
-        width = int(rows.num_top.max()) if len(rows.num_top) else 0
-        tokens, logprobs, top_tokens, top_logprobs = self._executable.sample(logits, width, **vars(rows))
-        return SampledRows(
-            tokens=tokens,
-            logprobs=logprobs,
-            top_tokens=top_tokens if width else None,
-            top_logprobs=top_logprobs if width else None,
-            forward_seconds=forwarded - started,
-            sample_seconds=time.perf_counter() - forwarded,
-            forwarded_at=wall,
-        )
+        return _execute(self._executable, batch)
 
     def close(self) -> None:
         """Free weights and cache; the runner cannot be used again. Closing twice is fine."""
+        self.draft = None
         self.__dict__.pop("_executable", None)
+
+
+def _part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Tells `progress` of one file's bytes as a part of `total`, of which `before` are done."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+class _DraftModel:
+    """See `engine.batch.DraftRunner`. Shares threads with the model that it drafts for."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: NativeBackend,
+        config: EngineConfig,
+        kv: KvLayout,
+        limits: Limits,
+        progress: Progress | None,
+    ) -> None:
+        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=progress)
+        self.weight_bytes = model.weight_bytes
+        self.max_model_len = checkpoint.config.max_position
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self._executable = backend.compile(
+            model.program, kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
+        )
+
+    def execute(self, batch: Batch) -> SampledRows:
+        return _execute(self._executable, batch)
+
+
+def _execute(executable: Executable, batch: Batch) -> SampledRows:
+    started = time.perf_counter()
+    logits = executable.forward(
+        batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
+    )
+    forwarded, wall = time.perf_counter(), time.time()
+    rows = batch.sampling
+    width = int(rows.num_top.max()) if len(rows.num_top) else 0
+    tokens, logprobs, top_tokens, top_logprobs = executable.sample(logits, width, **vars(rows))
+    return SampledRows(
+        tokens=tokens,
+        logprobs=logprobs,
+        top_tokens=top_tokens if width else None,
+        top_logprobs=top_logprobs if width else None,
+        forward_seconds=forwarded - started,
+        sample_seconds=time.perf_counter() - forwarded,
+        forwarded_at=wall,
+    )
+
+
+def _open_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The draft model that the configuration names, if it names one: it must split texts as the model does."""
+    if config.speculative_model is None or is_ngram(config.speculative_model):
+        return None
+    draft = open_checkpoint(config.speculative_model)
+    _check_model(draft)
+    ours, its = checkpoint.tokenizer.tokens, draft.tokenizer.tokens
+    if ours != its:
+        if len(ours) != len(its):
+            difference = f"it has {len(its)} tokens, {checkpoint.path.name} has {len(ours)}"
+        else:
+            at = next(i for i, token in enumerate(ours) if token != its[i])
+            difference = f"token {at} is {its[at]!r}, in {checkpoint.path.name} it is {ours[at]!r}"
+        raise ModelFileError(
+            f"{draft.path}: cannot draft for this model, since its tokenizer is another one: {difference}. "
+            "Give --speculative-model a smaller model of the same family, or ngram."
+        )
+    return draft
 
 
 def _check(config: EngineConfig) -> None:
@@ -101,7 +166,7 @@ def _check(config: EngineConfig) -> None:
             raise InvalidRequest(
                 f"{flag} must be one of {', '.join(map(str, allowed))}, not {value!r}.", param=name
             )
-    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory", "num_speculative_tokens"):
         value = getattr(config, name)
         if value is not None and value < 1:
             flag = "--" + name.replace("_", "-")

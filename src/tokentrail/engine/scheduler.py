@@ -31,11 +31,24 @@ class Schedule:
     decodes: int = 0
     """How many of the sequences compute their one last token."""
     num_tokens: int = 0
+    num_rows: int = 0
+    """Logit rows of the step."""
+    drafted: int = 0
+    """How many of the tokens are drafted ones, to be verified."""
 
-    def add(self, sequence: Sequence, count: int) -> None:
+    def add(self, sequence: Sequence, count: int, rows: int) -> None:
         self.sequences.append(sequence)
         self.counts.append(count)
         self.num_tokens += count
+        self.num_rows += rows
+
+    def add_drafts(self, index: int) -> None:
+        """Sequence `index`, which decodes, also computes the tokens drafted for it."""
+        drafted = self.sequences[index].num_drafted
+        self.counts[index] += drafted
+        self.num_tokens += drafted
+        self.num_rows += drafted
+        self.drafted += drafted
 
 
 class Scheduler:
@@ -73,8 +86,8 @@ class Scheduler:
         self.block_size = block_size
         # So that every running sequence can decode in every step.
         self.max_running = min(max_running, max_tokens, max_rows)
-        self._max_tokens = max_tokens
-        self._max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.max_rows = max_rows
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """Best rank first."""
@@ -130,8 +143,8 @@ class Scheduler:
         for sequence in self.running:
             if sequence.num_tokens - sequence.num_computed == 1:
                 decodes += 1
-        budget = self._max_tokens - decodes
-        rows = self._max_rows - decodes
+        budget = self.max_tokens - decodes
+        rows = self.max_rows - decodes
         if decodes:
             wanting = min(len(self.running) + self.num_waiting, self.max_running)
             budget = min(budget, self.pacing.cap(decodes, wanting - decodes))
@@ -148,13 +161,15 @@ class Scheduler:
                     if not self._grow(sequence, plan):
                         continue
                 plan.decodes += 1
-            else:
-                count = self._chunk(sequence, budget, rows)
-                if not count:
-                    continue
-                budget -= count
-                rows -= sequence.num_rows(count)
-            plan.add(sequence, count)
+                plan.add(sequence, 1, 1)
+                continue
+            count = self._chunk(sequence, budget, rows)
+            if not count:
+                continue
+            needed = sequence.num_rows(count)
+            budget -= count
+            rows -= needed
+            plan.add(sequence, count, needed)
         if not short:
             self._admit(plan, budget, rows)
         return plan
@@ -186,9 +201,10 @@ class Scheduler:
                 break
             self._start(self.waiting.pop(), matched, plan)
             count = self._chunk(candidate, budget, rows)
+            needed = candidate.num_rows(count)
             budget -= count
-            rows -= candidate.num_rows(count)
-            plan.add(candidate, count)
+            rows -= needed
+            plan.add(candidate, count, needed)
             computing.update(self.cache.upcoming(candidate, count))
         for sequence in passed_over:
             self.waiting.push(sequence)
@@ -247,6 +263,19 @@ class Scheduler:
             self._preempt_worst(plan)
         sequence.blocks += self.pool.allocate(1)
         return True
+
+    def room_for_drafts(self, sequence: Sequence, count: int) -> int:
+        """Give a decoding sequence blocks for `count` drafted tokens, and return for how many there is room.
+
+        Only of blocks that are free beyond the one that each running sequence may need next: nobody waits or is
+        preempted for a guess.
+        """
+        wanted = self._blocks_for(sequence.num_tokens + count) - len(sequence.blocks)
+        if wanted <= 0:
+            return count
+        wanted = min(wanted, max(self.pool.num_free - len(self.running), 0))
+        sequence.blocks += self.pool.allocate(wanted)
+        return min(count, len(sequence.blocks) * self.block_size - sequence.num_tokens)
 
     def _preempt_worst(self, plan: Schedule) -> None:
         """Take everything from the worst-ranked running sequence. It keeps its tokens and waits at its

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -41,6 +42,7 @@ class Sequence:
         "id",
         "max_total",
         "num_computed",
+        "num_drafted",
         "num_registered",
         "num_tokens",
         "num_top",
@@ -89,6 +91,8 @@ class Sequence:
         self.tokens[self.prompt_len : self.num_tokens] = request.output
 
         self.num_computed = 0
+        self.num_drafted = 0
+        """Tokens behind its own that a drafter has proposed; only between scheduling a step and its results."""
         self.blocks: list[int] = []
         self.slot = -1
         """Row in the batch builder's tables while running."""
@@ -134,15 +138,29 @@ class Sequence:
 
     def append(self, token: int) -> None:
         if self.num_tokens == len(self.tokens):
-            grown = np.empty(min(2 * len(self.tokens), self.max_total), np.int32)
-            grown[: self.num_tokens] = self.tokens
-            self.tokens = grown
+            self._grow(self.num_tokens + 1)
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
 
-    def bias(self) -> tuple[I32, F32] | None:
-        """Additive biases for the next draw."""
-        return self.banned if self.num_tokens < self.ban_below else self.biases
+    def propose(self, drafted: Iterable[int]) -> None:
+        """Write drafted tokens behind the sequence's own and those drafted so far. They are none of its own until
+        `append` has brought the same ones; what reads `tokens[:num_tokens]` never sees them.
+        """
+        for token in drafted:
+            at = self.num_tokens + self.num_drafted
+            if at == len(self.tokens):
+                self._grow(at + 1)
+            self.tokens[at] = token
+            self.num_drafted += 1
+
+    def _grow(self, size: int) -> None:
+        grown = np.empty(max(size, min(2 * len(self.tokens), self.max_total)), np.int32)
+        grown[: len(self.tokens)] = self.tokens
+        self.tokens = grown
+
+    def bias(self, at: int) -> tuple[I32, F32] | None:
+        """Additive biases for the draw of token number `at`."""
+        return self.banned if at < self.ban_below else self.biases
 
     def target_rows(self, start: int, end: int) -> range:
         """Positions in [start, end) whose logits must report the log-probability of the next prompt token."""

@@ -29,6 +29,8 @@ class Run(NamedTuple):
     position: int
     blocks: int
     cached: int
+    drafted: int
+    accepted: int
 
 
 _WIDTH = len(Run._fields)
@@ -42,7 +44,9 @@ class SequenceTrail:
         "_next_ordinal",
         "_next_position",
         "_runs",
+        "accepted_tokens",
         "cached_tokens",
+        "drafted_tokens",
         "finish_reason",
         "id",
         "index",
@@ -71,6 +75,7 @@ class SequenceTrail:
         self._next_ordinal = -1
         self._next_position = -1
         self._blocks = -1
+        self.drafted_tokens = self.accepted_tokens = 0
         self.token_steps = array("q")
         self.logprobs = array("f")
         self.token_ids = array("i")
@@ -91,8 +96,11 @@ class SequenceTrail:
         ):
             self._runs[1 - _WIDTH] += 1
         else:
-            self._runs.extend((ordinal, 1, tokens, position, share.blocks, share.cached))
+            drafted, accepted = share.drafted, share.accepted
+            self._runs.extend((ordinal, 1, tokens, position, share.blocks, share.cached, drafted, accepted))
             self._blocks = share.blocks
+            self.drafted_tokens += drafted
+            self.accepted_tokens += accepted
         self._next_position = position + tokens
         # A chunk of several tokens is never lengthened; the next step begins a run of its own.
         self._next_ordinal = ordinal + 1 if tokens == 1 else -1

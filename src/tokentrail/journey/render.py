@@ -156,13 +156,17 @@ def _alike(one: StepView, other: StepView) -> bool:
 
 def _describe(span: list[StepView], room: int) -> str:
     first, last = span[0], span[-1]
-    count = sum(step.tokens for step in span)
+    drafted = sum(step.drafted_tokens for step in span)
+    accepted = sum(step.accepted_tokens for step in span)
+    count = sum(step.tokens for step in span) - drafted + accepted
     steps = f"step {first.step}" if first is last else f"steps {first.step}–{last.step}"
     batch = [step.batch_sequences for step in span]
     company = f"batch {min(batch)}" if min(batch) == max(batch) else f"batch {min(batch)}–{max(batch)}"
     parts = [steps]
-    if first.kind != "decode" or count != len(span):  # decoding, a step is a token
+    if first.kind != "decode" or count != len(span):  # else a step is a token
         parts.append(f"{count} token{'s' * (count != 1)}")
+    if drafted:
+        parts.append(f"{accepted} of {drafted} drafts right")
     if cached := sum(step.cached_tokens for step in span):
         parts.append(f"{cached} cached")
     if max(batch) > 1:

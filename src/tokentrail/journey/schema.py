@@ -54,14 +54,16 @@ class StepView(msgspec.Struct, kw_only=True):
     engine: int
     """How many times the engine had been restarted before."""
     kind: str
-    """prefill (a chunk of the prompt), decode (one token) or recompute (after a preemption or restart)."""
+    """prefill (a chunk of the prompt), decode (one token, and drafted ones that were right) or recompute (after a
+    preemption or restart).
+    """
     start_at: float
     seconds: float
     schedule_seconds: float
     forward_seconds: float
     sample_seconds: float
     tokens: int
-    """Tokens of this sequence computed in the step."""
+    """Tokens of this sequence computed in the step, drafted ones included."""
     position: int
     """Position of the first of them."""
     cached_tokens: int
@@ -72,6 +74,12 @@ class StepView(msgspec.Struct, kw_only=True):
     batch_tokens: int
     blocks_used: int
     """KV blocks in use by all sequences afterwards."""
+    drafted_tokens: int = 0
+    """Of `tokens`: those that had been drafted (speculative decoding), to be verified by this step."""
+    accepted_tokens: int = 0
+    """Of the drafted ones: those that were right. The step brought one token more than these."""
+    drafting_seconds: float = 0.0
+    """Of `schedule_seconds`: drafting, for all sequences of the step."""
 
 
 class AlternativeView(msgspec.Struct, kw_only=True):
@@ -131,6 +139,10 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int = 0
+    """Tokens that were drafted and verified (speculative decoding); 0 without it."""
+    accepted_tokens: int = 0
+    """Drafted tokens that were right."""
     num_sequences: int
     preemptions: int
     resumptions: int

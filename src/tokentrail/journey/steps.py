@@ -18,13 +18,14 @@ class StepRow(NamedTuple):
     num_sequences: int
     num_tokens: int
     blocks_used: int
+    drafting: float
 
 
 _WIDTH = len(StepRow._fields)
 
 
 class StepLog:
-    """Append-only rows of doubles (72 bytes a step), addressed by an ordinal that survives engine restarts.
+    """Append-only rows of doubles (80 bytes a step), addressed by an ordinal that survives engine restarts.
 
     An engine numbers its steps from the start of its process, so its numbers repeat; ordinals do not.
     """
@@ -54,6 +55,7 @@ class StepLog:
                 record.num_sequences,
                 record.num_tokens,
                 record.blocks_used,
+                record.drafting,
             )
         )
         return ordinal
@@ -62,8 +64,21 @@ class StepLog:
         at = (ordinal - self._first) * _WIDTH
         if at < 0 or at >= len(self._rows):
             raise KeyError(ordinal)
-        step, engine, start, scheduled, forwarded, end, *counts = self._rows[at : at + _WIDTH]
-        return StepRow(int(step), int(engine), start, scheduled, forwarded, end, *map(int, counts))
+        step, engine, start, scheduled, forwarded, end, sequences, tokens, blocks, drafting = self._rows[
+            at : at + _WIDTH
+        ]
+        return StepRow(
+            int(step),
+            int(engine),
+            start,
+            scheduled,
+            forwarded,
+            end,
+            int(sequences),
+            int(tokens),
+            int(blocks),
+            drafting,
+        )
 
     def forget_before(self, ordinal: int) -> None:
         """Free the rows below `ordinal`."""

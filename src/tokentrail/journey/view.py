@@ -47,6 +47,8 @@ def _summary_fields(journey: Journey, steps: StepLog) -> dict[str, Any]:
         "prompt_tokens": journey.prompt_tokens,
         "cached_tokens": sum(sequence.cached_tokens or 0 for sequence in sequences),
         "completion_tokens": sum(len(sequence.token_steps) for sequence in sequences),
+        "drafted_tokens": sum(sequence.drafted_tokens for sequence in sequences),
+        "accepted_tokens": sum(sequence.accepted_tokens for sequence in sequences),
         "num_sequences": len(sequences),
         "preemptions": sum(len(sequence.preempted) for sequence in sequences),
         "resumptions": sum(len(sequence.resumed) for sequence in sequences),
@@ -141,7 +143,8 @@ def _steps(sequence: SequenceTrail, steps: StepLog) -> Iterator[StepView]:
                 kind = "prefill"
             else:
                 kind = "decode"
-            computed = max(computed, position + run.tokens)
+            # Drafted tokens that were wrong do not count: their positions are computed with others next.
+            computed = max(computed, position + run.tokens - run.drafted + run.accepted)
             yield StepView(
                 step=row.step,
                 engine=row.engine,
@@ -158,6 +161,9 @@ def _steps(sequence: SequenceTrail, steps: StepLog) -> Iterator[StepView]:
                 batch_sequences=row.num_sequences,
                 batch_tokens=row.num_tokens,
                 blocks_used=row.blocks_used,
+                drafted_tokens=run.drafted,
+                accepted_tokens=run.accepted,
+                drafting_seconds=row.drafting,
             )
 
 

@@ -210,5 +210,7 @@ _ENGINE_COUNTERS = (
     ("generation_tokens", "Tokens generated", "generated_tokens"),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "prefix_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "prefix_hits"),
+    ("spec_decode_num_draft_tokens", "Tokens drafted and verified", "drafted_tokens"),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were right", "accepted_tokens"),
     ("num_preemptions", "Sequences that lost their blocks to others", "preemptions"),
 )

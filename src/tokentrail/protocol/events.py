@@ -10,13 +10,17 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
 
     id: str
     tokens: int
-    """Tokens computed in this step: a prompt chunk, or 1 for a decode."""
+    """Tokens computed in this step: a prompt chunk, or 1 for a decode and one for each drafted token."""
     position: int
     """First position computed."""
     cached: int
     """Prompt tokens taken from the prefix cache when the sequence was (re)admitted in this step; else 0."""
     blocks: int
     """KV blocks held after the step."""
+    drafted: int = 0
+    """Of `tokens`: those that had been drafted, and were verified in this step."""
+    accepted: int = 0
+    """Of the drafted ones: those that were right. The step brought one token more than these."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, gc=False):
@@ -35,3 +39,5 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     sequences: list[ScheduledSequence]
     preempted: list[str] = []
     """Ids of sequences that lost their blocks in this step and will be recomputed."""
+    drafting: float = 0.0
+    """Seconds between `start` and `scheduled` that went into drafting tokens."""

@@ -116,6 +116,10 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     """Prompt tokens computed."""
     generated_tokens: int = 0
     steps: int = 0
+    drafted_tokens: int = 0
+    """Tokens that were drafted and verified (speculative decoding)."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
 
 
 class StepOutput(msgspec.Struct, tag="step"):
