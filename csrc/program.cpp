@@ -20,7 +20,7 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 size_t buffer_bytes(int64_t rows, int64_t dim, bool quantized) {
   size_t bytes = round_up((size_t)rows * dim * 4, 64);
   const size_t groups = (size_t)rows * (dim / GROUP);
-  if (quantized) bytes += 2 * round_up((size_t)rows * dim, 64) + 4 * round_up(groups * 4, 64) + round_up(groups, 64);
+  if (quantized) bytes += 2 * round_up((size_t)rows * dim, 64) + 3 * round_up(groups * 4, 64) + round_up(groups, 64);
   return bytes + 64;
 }
 
@@ -47,13 +47,12 @@ int Program::buffer(Rows rows, int64_t dim, bool quantized) {
   b.activation.f = (float*)take((size_t)n * dim * 4);
   if (quantized) {
     const size_t groups = (size_t)n * (dim / GROUP) * 4;
-    b.activation.q = (int8_t*)take((size_t)n * dim);
-    b.activation.rest = (int8_t*)take((size_t)n * dim);
-    b.activation.scale = (float*)take(groups);
+    b.activation.low = (int8_t*)take((size_t)n * dim);
+    b.activation.high = (int8_t*)take((size_t)n * dim);
+    b.activation.step = (float*)take(groups);
     b.activation.dsum = (float*)take(groups);
     b.activation.sum = (int32_t*)take(groups);
-    b.activation.rest_sum = (int32_t*)take(groups);
-    b.activation.fine = take(groups / 4);
+    b.activation.wide = take(groups / 4);
   }
   buffers_.push_back(std::move(b));
   return (int)buffers_.size() - 1;
@@ -107,8 +106,8 @@ void Program::linear(int x, const Matrix& w, const float* bias, int residual, in
   if ((in.dim + GROUP - 1) / GROUP * GROUP != w.k || buffers_.at(out).activation.dim != w.n)
     throw std::invalid_argument("the matrix does not fit its buffers");
   if (buffers_[x].rows != buffers_[out].rows) throw std::invalid_argument("input and output have different rows");
-  if (is_integer(w.layout) && !in.q) throw std::invalid_argument("integer weights need a quantized input");
-  if (buffers_.at(out).activation.q) throw std::invalid_argument("a product's output cannot be quantized in place");
+  if (is_integer(w.layout) && !in.low) throw std::invalid_argument("integer weights need a quantized input");
+  if (buffers_.at(out).activation.low) throw std::invalid_argument("a product's output cannot be quantized in place");
   if (x == out) throw std::invalid_argument("a product cannot write its own input");
   std::vector<int> reads{x};
   if (residual >= 0) {
@@ -308,26 +307,26 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         float* o = at(c.out, r);
         k.dequantize_row(c.w, s.token_ids[r], dim, o);
         if (c.a != 1.0f) for (int64_t i = 0; i < dim; ++i) o[i] *= c.a;
-        if (out->activation.q) k.quantize(out->activation, r);
+        if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
     case Kind::RMS_NORM:
       each_row(index, rows, grain, [&](int64_t r) {
         k.rms_norm(at(c.x, r), c.weight, c.a, c.b, dim, at(c.out, r));
-        if (out->activation.q) k.quantize(out->activation, r);
+        if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
     case Kind::SILU_MUL:
     case Kind::ADD:
       each_row(index, rows, grain, [&](int64_t r) {
         (c.kind == Kind::ADD ? k.add : k.silu_mul)(at(c.x, r), at(c.y, r), dim, at(c.out, r));
-        if (out->activation.q) k.quantize(out->activation, r);
+        if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
     case Kind::GATHER:
       each_row(index, rows, grain, [&](int64_t r) {
         std::memcpy(at(c.out, r), at(c.x, s.logit_row_ids[r]), (size_t)dim * 4);
-        if (out->activation.q) k.quantize(out->activation, r);
+        if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
     case Kind::ANGLES: {
@@ -369,7 +368,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         k.attention(kv, args, s, t.sequence, t.row0, t.row1, t.kv_head, t.segment0, t.segment1, scratch_[thread].data(),
                     t.partial < 0 ? nullptr : partials_.data() + t.partial, out->activation.f);
         // Whoever finishes a row's last head quantizes the row. The counts go on from layer to layer.
-        if (t.partial < 0 && out->activation.q)
+        if (t.partial < 0 && out->activation.low)
           for (int64_t r = t.row0; r < t.row1; ++r)
             if ((heads_done_[r].fetch_add(1, std::memory_order_acq_rel) + 1) % kv.heads == 0) k.quantize(out->activation, r);
       }
@@ -382,7 +381,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         for (int32_t h = 0; h < c.i0; ++h)
           k.attention_merge(partials_.data() + t.partial + h * part, t.segments, heads_ * part, kv_->head_dim(),
                             at(c.out, t.row) + (int64_t)h * kv_->head_dim());
-        if (out->activation.q) k.quantize(out->activation, t.row);
+        if (out->activation.low) k.quantize(out->activation, t.row);
       });
       break;
     }
@@ -391,10 +390,10 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       const Activation& x = buffers_[c.x].activation;
       const float* residual = c.y >= 0 ? buffers_[c.y].activation.f : nullptr;
       const int64_t panels = c.w.panels();
-      // Enough tasks for balance, each a run of at least four panels.
+      // Enough tasks for balance, each a run of panels; longer ones with one row, which is a stream through memory.
       const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-      int64_t chunk = panels / (8 * pool_->size());
-      chunk = std::clamp<int64_t>(chunk / 4 * 4, 4, 64);
+      const int64_t chunk = rows == 1 ? std::clamp<int64_t>((panels + 4 * pool_->size() - 1) / (4 * pool_->size()), 4, 64)
+                                      : std::clamp<int64_t>(panels / (8 * pool_->size()) & ~1, 2, 64);
       const int64_t chunks = (panels + chunk - 1) / chunk;
       auto& next = counters_[index].next;
       for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks * row_blocks;) {

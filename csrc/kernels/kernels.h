@@ -51,25 +51,24 @@ struct Matrix {
   TT_INLINE size_t panel_bytes() const { return (size_t)(k / GROUP) * group_bytes(layout); }
 };
 
-// Activations of T rows. `f` [T, dim] single; for integer weights also int8 values q = round(x / step) in groups of 32
-// with step = max|x| / 127, their `sum`, and `dsum`, the sum of the values they stand for.
+// Activations of T rows. `f` [T, dim] single; for integer weights also integers q = round(x / step) in groups of 32, their
+// `sum`, and `dsum`, the sum of the values they stand for. step is max|x| / 127, so that q fits a byte.
 //
-// A few groups hold outliers and so have a coarse step; they would make most of a row's rounding error. Groups whose
-// step^2 is above OUTLIER times the row's mean are `fine`: their remainders are kept too, x ~ step * (q + rest / 256). In
-// other groups `rest` is zero, so that a kernel may add it for a whole tile of rows: no bit changes. `scale` is what an
-// integer sum counts for: step, or step / 256 in fine groups.
+// A few groups hold outliers and would have a coarse step for all their values; they would make most of a row's rounding
+// error. So no group's step^2 exceeds OUTLIER times the row's mean of max^2 / 127^2: an outlier's q takes a second byte,
+// q = low + 256 * high. `wide` says which runs of four values (bit i: the i-th of the group) have a high byte other than
+// zero. Elsewhere `high` is zero, so that a kernel may add a whole tile's high bytes where one row has some: no bit changes.
 struct Activation {
   int64_t dim = 0;
   float* f = nullptr;
-  int8_t* q = nullptr;
-  int8_t* rest = nullptr;
-  float* scale = nullptr;
+  int8_t* low = nullptr;    // [T, dim]
+  int8_t* high = nullptr;   // [T, dim]
+  float* step = nullptr;    // [T, dim / 32], as the next three
   float* dsum = nullptr;
   int32_t* sum = nullptr;
-  int32_t* rest_sum = nullptr;
-  uint8_t* fine = nullptr;
+  uint8_t* wide = nullptr;
 };
-constexpr float OUTLIER = 0.5f;
+constexpr float OUTLIER = 1.0f;
 
 enum class KvType : int32_t { BF16, INT8, F32 };
 

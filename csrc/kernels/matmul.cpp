@@ -2,7 +2,8 @@
 //
 // Integer layouts: exact int32 dot products within a group of 32, then one float multiply-add per group, in ascending
 // order of K: acc = fma(float(dot), d_w * d_x, acc), and for layouts with minima acc = fma(m_w, dsum_x, acc). The zero
-// point enters as the start value of the integer sum. Remainders of outlier groups (see Activation) join the same sum. Float layouts: one multiply-add per k, ascending.
+// point joins the integer sum, and so do the high bytes of outliers (see Activation). Float layouts: one multiply-add per
+// k, ascending.
 #include "kernels/kernels.h"
 #include "simd/vec.h"
 
@@ -21,6 +22,12 @@ inline VI broadcast4(const int8_t* p) {
   return set1i(x);
 }
 
+// Which runs of four lanes hold a number other than zero.
+inline int runs(VI a) {
+  const uint32_t lanes = mask_ge(abs(to_float(a)), set1(1.0f));
+  return (lanes & 0xF ? 1 : 0) | (lanes & 0xF0 ? 2 : 0) | (lanes & 0xF00 ? 4 : 0) | (lanes & 0xF000 ? 8 : 0);
+}
+
 inline void finish(VF acc, int64_t row, int64_t panel, int64_t n, const float* bias, const float* residual, float* out) {
   const int64_t col = panel * PANEL;
   const int lanes = n - col < PANEL ? (int)(n - col) : PANEL;
@@ -37,7 +44,7 @@ inline void finish(VF acc, int64_t row, int64_t panel, int64_t n, const float* b
 }
 
 // dot[r][p] += one group of MR rows of int8 values times NP panels.
-template <Layout L, int MR, int NP, size_t AHEAD = 0>
+template <Layout L, int MR, int NP>
 inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
   if constexpr (Traits<L>::nibbles) {
     const VI low = set1i(0x0F0F0F0F);
@@ -45,7 +52,6 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
       VI lo[NP], hi[NP];
       for (int p = 0; p < NP; ++p) {
         const VI b = loadi(w + p * stride + 64 * j);
-        if (AHEAD) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
         lo[p] = b & low;
         hi[p] = shr<4>(b) & low;
       }
@@ -60,7 +66,6 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
       VI b[NP];
       for (int p = 0; p < NP; ++p) {
         b[p] = loadi(w + p * stride + 64 * j);
-        if (AHEAD) __builtin_prefetch(w + p * stride + 64 * j + AHEAD);
       }
       for (int r = 0; r < MR; ++r) {
         const VI a = broadcast4(q + r * row_stride + 4 * j);
@@ -70,51 +75,63 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
   }
 }
 
-// MR rows times NP panels, integer layouts.
+// dot[r][p] += 256 times the high bytes of one group's runs of four that `wide` names (1/16 of it where weights are bytes:
+// `high` stands for 16 units of the low byte, and nibbles can be read as 16 times their value).
 template <Layout L, int MR, int NP>
-inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int64_t panel, const float* bias,
+inline void dot_runs(int wide, const uint8_t* w, size_t stride, const int8_t* high, int64_t row_stride, VI (&dot)[MR][NP]) {
+  for (; wide; wide &= wide - 1) {
+    const int run = __builtin_ctz((unsigned)wide);
+    VI b[NP];
+    for (int p = 0; p < NP; ++p) {
+      if constexpr (Traits<L>::nibbles) b[p] = shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0);
+      else b[p] = loadi(w + p * stride + 64 * run);
+    }
+    for (int r = 0; r < MR; ++r) {
+      const VI a = broadcast4(high + r * row_stride + 4 * run);
+      for (int p = 0; p < NP; ++p) dot[r][p] = dot4(dot[r][p], b[p], a);
+    }
+  }
+}
+
+// MR rows times NP panels, integer layouts. Weights `ahead` of those in use are fetched into the cache.
+template <Layout L, int MR, int NP>
+inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
                          const float* residual, float* out) {
   using T = Traits<L>;
   const int64_t groups = w.k / GROUP, first = row * groups;
-  const size_t stride = w.panel_bytes(), step = group_bytes(L);
+  const size_t stride = w.panel_bytes(), bytes = group_bytes(L);
   const uint8_t* base = w.data + (size_t)panel * stride;
-  const int8_t *q = x.q + row * w.k, *rest = x.rest + row * w.k;
-  const float *scale = x.scale + first, *dsum = x.dsum + first;
-  const int32_t *sum = x.sum + first, *rest_sum = x.rest_sum + first;
-  const uint8_t* fine = x.fine + first;
+  const int8_t *low = x.low + row * w.k, *high = x.high + row * w.k;
+  const float *step = x.step + first, *dsum = x.dsum + first;
+  const int32_t* sum = x.sum + first;
+  const uint8_t* wide_rows = x.wide + first;
   VF acc[MR][NP];
   for (int r = 0; r < MR; ++r)
     for (int p = 0; p < NP; ++p) acc[r][p] = zero();
   for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* wg = base + (size_t)g * step;
+    const uint8_t* wg = base + (size_t)g * bytes;
     VI dot[MR][NP];
     for (int r = 0; r < MR; ++r)
-      for (int p = 0; p < NP; ++p) dot[r][p] = T::zero ? set1i(-T::zero * sum[r * groups + g]) : set1i(0);
-    // One row at a time is bound by memory, and its streams are many: fetch ahead.
-    dot_group<L, MR, NP, MR == 1 ? 2048 : 0>(wg, stride, q + g * GROUP, w.k, dot);
-    // Rows with remainders take their sums in 1/256 of the step (`scale` says so too).
-    int fine_rows = 0;
-    for (int r = 0; r < MR; ++r) fine_rows += fine[r * groups + g];
-    if (fine_rows) {
-#pragma GCC unroll 6
-      for (int r = 0; r < MR; ++r)
-        if (fine[r * groups + g])
-          for (int p = 0; p < NP; ++p) {
-            dot[r][p] = shl<8>(dot[r][p]);
-            if (T::zero) dot[r][p] = dot[r][p] - set1i(T::zero * rest_sum[r * groups + g]);
-          }
-      if (2 * fine_rows > MR) {
-        dot_group<L, MR, NP>(wg, stride, rest + g * GROUP, w.k, dot);
-      } else {
-#pragma GCC unroll 6
+      for (int p = 0; p < NP; ++p) dot[r][p] = set1i(0);
+    int wide = 0;
+    for (int r = 0; r < MR; ++r) wide |= wide_rows[r * groups + g];
+    if (wide) {
+      dot_runs<L, MR, NP>(wide, wg, stride, high + g * GROUP, w.k, dot);
+      if (!T::nibbles)
         for (int r = 0; r < MR; ++r)
-          if (fine[r * groups + g]) dot_group<L, 1, NP>(wg, stride, rest + r * w.k + g * GROUP, w.k, *reinterpret_cast<VI(*)[1][NP]>(&dot[r]));
-      }
+          for (int p = 0; p < NP; ++p) dot[r][p] = shl<4>(dot[r][p]);
     }
+    if (T::zero)
+      for (int r = 0; r < MR; ++r)
+        for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] - set1i(T::zero * sum[r * groups + g]);
+    dot_group<L, MR, NP>(wg, stride, low + g * GROUP, w.k, dot);
     const uint8_t* tail = wg + (T::nibbles ? 256 : 512);
+    if (ahead)
+      for (int p = 0; p < NP; ++p)
+        for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(wg + p * stride + at + ahead);
     for (int p = 0; p < NP; ++p) {
       const VF d = load_f16((const uint16_t*)(tail + p * stride));
-      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(scale[r * groups + g]), acc[r][p]);
+      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(step[r * groups + g]), acc[r][p]);
       if constexpr (T::min) {
         const VF m = load_f16((const uint16_t*)(tail + p * stride + 32));
         for (int r = 0; r < MR; ++r) acc[r][p] = fma(m, set1(dsum[r * groups + g]), acc[r][p]);
@@ -167,44 +184,43 @@ inline void tile_float(const Matrix& w, const Activation& x, int64_t row, int64_
 }
 
 template <Layout L, int MR, int NP>
-inline void tile(const Matrix& w, const Activation& x, int64_t row, int64_t panel, const float* bias,
+inline void tile(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
                  const float* residual, float* out) {
   if constexpr (L == Layout::BF16 || L == Layout::F16 || L == Layout::F32)
     tile_float<L, MR, NP>(w, x, row, panel, bias, residual, out);
   else
-    tile_integer<L, MR, NP>(w, x, row, panel, bias, residual, out);
+    tile_integer<L, MR, NP>(w, x, row, panel, ahead, bias, residual, out);
 }
 
 constexpr int ROWS = 6;
 
-// The rows that are left over below six, against NP panels.
+// The rows in tiles of nearly equal height: a low tile unpacks the same weights for few rows. The first one, which brings
+// the panels into the cache, has the next ones fetched.
 template <Layout L, int NP>
-void row_tail(int rows, const Matrix& w, const Activation& x, int64_t row, int64_t panel, const float* bias,
-              const float* residual, float* out) {
-  switch (rows) {
-    case 1: return tile<L, 1, NP>(w, x, row, panel, bias, residual, out);
-    case 2: return tile<L, 2, NP>(w, x, row, panel, bias, residual, out);
-    case 3: return tile<L, 3, NP>(w, x, row, panel, bias, residual, out);
-    case 4: return tile<L, 4, NP>(w, x, row, panel, bias, residual, out);
-    case 5: return tile<L, 5, NP>(w, x, row, panel, bias, residual, out);
-    default: return;
+void panels_by_rows(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel, const float* bias,
+                    const float* residual, float* out) {
+  size_t ahead = NP * w.panel_bytes();
+  for (int64_t row = row0, tiles = (row1 - row0 + ROWS - 1) / ROWS; tiles; --tiles, ahead = 0) {
+    const int64_t rows = (row1 - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 1: tile<L, 1, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 2: tile<L, 2, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 3: tile<L, 3, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 4: tile<L, 4, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 5: tile<L, 5, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      default: tile<L, 6, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+    }
+    row += rows;
   }
-}
-
-template <Layout L, int NP>
-void panels_by_rows(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel,
-                    const float* bias, const float* residual, float* out) {
-  int64_t row = row0;
-  for (; row + ROWS <= row1; row += ROWS) tile<L, ROWS, NP>(w, x, row, panel, bias, residual, out);
-  row_tail<L, NP>((int)(row1 - row), w, x, row, panel, bias, residual, out);
 }
 
 template <Layout L>
 void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1,
                    const float* bias, const float* residual, float* out) {
   int64_t panel = panel0;
+  // One row waits for memory: one panel after the other is one stream, which both prefetchers follow.
   if (row1 - row0 == 1)
-    for (; panel + 4 <= panel1; panel += 4) tile<L, 1, 4>(w, x, row0, panel, bias, residual, out);
+    for (; panel < panel1; ++panel) tile<L, 1, 1>(w, x, row0, panel, 4096, bias, residual, out);
   for (; panel + 2 <= panel1; panel += 2) panels_by_rows<L, 2>(w, x, row0, row1, panel, bias, residual, out);
   for (; panel < panel1; ++panel) panels_by_rows<L, 1>(w, x, row0, row1, panel, bias, residual, out);
 }
@@ -280,44 +296,43 @@ void dequantize_row(const Matrix& w, int64_t row, int64_t dim, float* out) {
 void quantize(const Activation& x, int64_t row) {
   const int64_t groups = x.dim / GROUP, first = row * groups;
   const float* f = x.f + row * x.dim;
-  float* scale = x.scale + first;
+  float* step = x.step + first;
   float squares = 0.0f;
   for (int64_t g = 0; g < groups; ++g) {
     const float top = hmax(max(abs(load(f + g * GROUP)), abs(load(f + g * GROUP + 16))));
-    scale[g] = top > 1e-20f ? top / 127.0f : 0.0f;
-    squares += scale[g] * scale[g];
+    step[g] = top > 1e-20f ? top / 127.0f : 0.0f;
+    squares += step[g] * step[g];
   }
-  const float limit = squares / (float)groups * OUTLIER;
+  const float limit = __builtin_sqrtf(squares / (float)groups * OUTLIER);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = row * x.dim + g * GROUP;
-    const float d = scale[g];
+    // With the high part (from -8 to 7 times 256) values reach 15 times as far as with the low byte alone.
+    const bool outliers = step[g] > limit;
+    const float d = outliers ? limit > step[g] * (1.0f / 15.0f) ? limit : step[g] * (1.0f / 15.0f) : step[g];
     const VF inverse = set1(d > 0.0f ? 1.0f / d : 0.0f);
-    // Numbers are within ±127 here; what is not a number becomes one, lest the sums overflow.
-    const VF low = set1(-127.0f), high = set1(127.0f);
-    const VF a = min(max(load(x.f + at) * inverse, low), high), b = min(max(load(x.f + at + 16) * inverse, low), high);
-    const VI qa = round_to_int(a), qb = round_to_int(b);
-    store_i8(x.q + at, qa);
-    store_i8(x.q + at + 16, qb);
-    const int32_t sum = hsumi(qa + qb);
-    int32_t rest_sum = 0;
-    const bool fine = d * d > limit;
-    VI ra = set1i(0), rb = ra;
-    if (fine) {
-      const VF step = set1(256.0f), most = set1(127.0f);
-      ra = round_to_int(min((a - to_float(qa)) * step, most));
-      rb = round_to_int(min((b - to_float(qb)) * step, most));
-      rest_sum = hsumi(ra + rb);
+    // Numbers are within these bounds; what is not a number becomes one, lest the sums overflow.
+    const VF most = set1(outliers ? 1905.0f : 127.0f), least = zero() - most;
+    const VI qa = round_to_int(min(max(load(f + g * GROUP) * inverse, least), most));
+    const VI qb = round_to_int(min(max(load(f + g * GROUP + 16) * inverse, least), most));
+    VI high_a = set1i(0), high_b = high_a;
+    int wide = 0;
+    if (outliers) {
+      high_a = shr<8>(qa + set1i((1 << 20) + 128)) - set1i(1 << 12);  // rounded, so that the low byte has a sign
+      high_b = shr<8>(qb + set1i((1 << 20) + 128)) - set1i(1 << 12);
+      wide = runs(high_a) | runs(high_b) << 4;
     }
-    store_i8(x.rest + at, ra);
-    store_i8(x.rest + at + 16, rb);
+    store_i8(x.low + at, qa - shl<8>(high_a));
+    store_i8(x.low + at + 16, qb - shl<8>(high_b));
+    store_i8(x.high + at, shl<4>(high_a));
+    store_i8(x.high + at + 16, shl<4>(high_b));
+    const int32_t sum = hsumi(qa + qb);
     // A group that holds an infinity or a NaN makes its whole row NaN, to be seen: x - x is zero for numbers only.
-    const VF raw = load(x.f + at), raw_high = load(x.f + at + 16);
-    const float poison = hsum((raw - raw) + (raw_high - raw_high));
-    scale[g] = (fine ? d * 0x1.0p-8f : d) + poison;
-    x.fine[first + g] = fine;
+    const VF a = load(f + g * GROUP), b = load(f + g * GROUP + 16);
+    const float poison = hsum((a - a) + (b - b));
+    step[g] = d + poison;
     x.sum[first + g] = sum;
-    x.rest_sum[first + g] = rest_sum;
-    x.dsum[first + g] = d * ((float)(256 * sum + rest_sum) * 0x1.0p-8f) + poison;
+    x.dsum[first + g] = d * (float)sum + poison;
+    x.wide[first + g] = (uint8_t)wide;
   }
 }
 

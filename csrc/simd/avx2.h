@@ -37,6 +37,7 @@ inline VI operator&(VI x, VI y) { return {_mm256_and_si256(x.a, y.a), _mm256_and
 inline VI operator|(VI x, VI y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int N> inline VI shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 template <int N> inline VI shr(VI x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+inline VI shl(VI x, int n) { return {_mm256_sll_epi32(x.a, _mm_cvtsi32_si128(n)), _mm256_sll_epi32(x.b, _mm_cvtsi32_si128(n))}; }
 inline VF as_float(VI x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline VI as_int(VF x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline VF to_float(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

@@ -31,6 +31,7 @@ inline VI operator&(VI a, VI b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline VI operator|(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int N> inline VI shl(VI a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline VI shr(VI a) { return {_mm512_srli_epi32(a.v, N)}; }
+inline VI shl(VI a, int n) { return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(n))}; }
 inline VF as_float(VI a) { return {_mm512_castsi512_ps(a.v)}; }
 inline VI as_int(VF a) { return {_mm512_castps_si512(a.v)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }

@@ -33,11 +33,8 @@ inline VI operator-(const VI& a, const VI& b) { return {(I16x)((U16x)a.v - (U16x
 inline VI operator&(const VI& a, const VI& b) { return {a.v & b.v}; }
 inline VI operator|(const VI& a, const VI& b) { return {a.v | b.v}; }
 template <int N> inline VI shl(const VI& a) { return {a.v << N}; }
-template <int N> inline VI shr(const VI& a) {
-  VI r;
-  for (int i = 0; i < 16; ++i) r.v[i] = (int32_t)((uint32_t)a.v[i] >> N);
-  return r;
-}
+inline VI shl(const VI& a, int n) { return {(I16x)((U16x)a.v << (U16x{} + (uint32_t)n))}; }
+template <int N> inline VI shr(const VI& a) { return {(I16x)((U16x)a.v >> N)}; }
 inline VF as_float(const VI& a) { VF r; std::memcpy(&r, &a, 64); return r; }
 inline VI as_int(const VF& a) { VI r; std::memcpy(&r, &a, 64); return r; }
 inline VF to_float(const VI& a) { return {__builtin_convertvector(a.v, F16x)}; }

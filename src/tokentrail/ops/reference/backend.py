@@ -23,7 +23,7 @@ Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
 
 GROUP = 32
 SEGMENT = 256
-OUTLIER = 0.5
+OUTLIER = 1.0
 WEIGHT_LEVELS = 2**14 - 1
 """Attention weights over int8 values are whole numbers up to this, in steps of a segment's largest."""
 
@@ -77,16 +77,15 @@ class ReferenceBackend:
 def quantize_rows(x: F64) -> F64:
     """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127.
 
-    Groups whose step² is above OUTLIER times the row's mean also keep their remainders, in 1/256 of a step.
+    No step² exceeds OUTLIER times the row's mean of them: outliers take two bytes.
     """
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
     top = np.abs(groups).max(-1, keepdims=True)
     step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))
-    scaled = groups * np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    rounded = np.rint(scaled)
-    fine = step * step > OUTLIER * (step * step).mean(-2, keepdims=True)
-    rest = np.where(fine, np.rint(np.minimum((scaled - rounded) * 256, 127)), 0) / 256
-    seen: F64 = (step.astype(np.float64) * (rounded + rest)).reshape(x.shape)
+    limit = np.sqrt((step * step).mean(-2, keepdims=True) * np.float32(OUTLIER))
+    step = np.where(step > limit, np.maximum(limit, step / np.float32(255)), step)
+    rounded = np.rint(groups * np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0))
+    seen: F64 = (step.astype(np.float64) * rounded).reshape(x.shape)
     return seen
 
 
