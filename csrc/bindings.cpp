@@ -204,9 +204,9 @@ NB_MODULE(_native, m) {
                           int64_t max_tokens, int64_t max_sequences, int64_t max_logit_rows, int64_t vocab) {
         new (self) BoundProgram(std::move(pool), kernels_for(isa), std::move(kv), Limits{max_tokens, max_sequences, max_logit_rows}, vocab);
       }, "pool"_a, "isa"_a, "kv"_a, "max_tokens"_a, "max_sequences"_a, "max_logit_rows"_a, "vocab"_a)
-      .def("buffer", [](BoundProgram& p, bool logits, int64_t dim, bool quantized) {
-        return p.buffer(logits ? Rows::LOGITS : Rows::TOKENS, dim, quantized);
-      }, "logits"_a, "dim"_a, "quantized"_a)
+      .def("buffer", [](BoundProgram& p, bool logits, int64_t dim, bool quantized, float outlier_limit) {
+        return p.buffer(logits ? Rows::LOGITS : Rows::TOKENS, dim, quantized, outlier_limit);
+      }, "logits"_a, "dim"_a, "quantized"_a, "outlier_limit"_a = 1.0f)
       .def("array", [](BoundProgram& p, int b, int64_t rows) {
         p.check_buffer(b);
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.data(b), {(size_t)std::clamp<int64_t>(rows, 0, p.max_rows(b)), (size_t)p.dim(b)}, nb::find(p));

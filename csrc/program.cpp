@@ -32,7 +32,7 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
     if (n <= 0 || n > MAX_SIZE) throw std::invalid_argument("limits must be positive and at most 2^24");
 }
 
-int Program::buffer(Rows rows, int64_t dim, bool quantized) {
+int Program::buffer(Rows rows, int64_t dim, bool quantized, float outlier_limit) {
   if (dim <= 0 || dim > MAX_SIZE) throw std::invalid_argument("a buffer has from 1 to 2^24 values a row");
   if (quantized && dim % GROUP) throw std::invalid_argument("quantized buffers need a multiple of 32 values a row");
   const int64_t n = rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows;
@@ -44,6 +44,7 @@ int Program::buffer(Rows rows, int64_t dim, bool quantized) {
     return p;
   };
   b.activation.dim = dim;
+  b.activation.outlier_limit = outlier_limit;
   b.activation.f = (float*)take((size_t)n * dim * 4);
   if (quantized) {
     const size_t groups = (size_t)n * (dim / GROUP) * 4;

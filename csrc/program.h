@@ -38,7 +38,7 @@ class Program {
   Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab);
 
   // Buffers are named by small integers. `quantized` ones also carry their values as int8 groups, written with them.
-  int buffer(Rows rows, int64_t dim, bool quantized);
+  int buffer(Rows rows, int64_t dim, bool quantized, float outlier_limit);
 
   void embedding(const Matrix& table, float scale, int out);
   void rms_norm(int x, const float* weight, float eps, float weight_offset, int out);

@@ -303,7 +303,7 @@ void quantize(const Activation& x, int64_t row) {
     step[g] = top > 1e-20f ? top / 127.0f : 0.0f;
     squares += step[g] * step[g];
   }
-  const float limit = __builtin_sqrtf(squares / (float)groups * OUTLIER);
+  const float limit = __builtin_sqrtf(squares / (float)groups * x.outlier_limit);
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = row * x.dim + g * GROUP;
     // With the high part (from -8 to 7 times 256) values reach 15 times as far as with the low byte alone.

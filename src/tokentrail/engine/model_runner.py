@@ -16,7 +16,7 @@ from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 """Raised by every change that may alter a bit of any result. Part of `system_fingerprint`, as is a digest of the built
 kernels: compilers differ, and a stream must never go on with another build's bits."""
 HEAD_MULTIPLE = 16

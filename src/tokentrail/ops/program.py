@@ -20,6 +20,10 @@ class Matrix(Protocol):
     def nbytes(self) -> int: ...
 
 
+OUTLIERS, FINE_OUTLIERS = 1.0, 0.2
+"""See Program.outlier_limit."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer: `weight` [out, in] and, where the model has one, `bias` [out]."""
@@ -72,6 +76,20 @@ class Program:
         if value == self.logits:
             return len(self.calls)
         return max((i for i, call in enumerate(self.calls) if value in call.inputs), default=-1)
+
+    def outlier_limit(self, value: int) -> float:
+        """How many times its row's mean a group's squared int8 step may be, where `value` feeds integer products.
+
+        Beyond it the group's outliers take a second byte. Attention's inputs and the logits get the finer limit: errors
+        there reach the answer undamped, and few products read them.
+        """
+        for call in self.calls:
+            if call.kernel == "linear" and call.inputs == (value,):
+                assert call.output is not None
+                readers = {c.kernel for c in self.calls if call.output in c.inputs}
+                if call.output == self.logits or readers & {"rope", "kv_store", "attention", "rms_norm"}:
+                    return FINE_OUTLIERS
+        return OUTLIERS
 
 
 class Recorder:

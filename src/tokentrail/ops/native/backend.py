@@ -130,10 +130,11 @@ class _Lowering:
     def __init__(self, native: Any, program: Program, kv: KvLayout) -> None:
         self.native, self.source, self.kv = native, program, kv
         self.buffer_of: dict[int, int] = {}
-        self.free: dict[tuple[str, int, bool], list[int]] = {}
-        self.quantized = {
+        self.free: dict[tuple[str, int, float], list[int]] = {}
+        integer = {
             call.inputs[0] for call in program.calls if call.kernel == "linear" and call.weights[0].integer
         }
+        self.outlier_limits = {value: program.outlier_limit(value) for value in integer}
         self.last_use = [program.last_use(v.id) for v in program.values]
 
     def run(self) -> int:
@@ -144,15 +145,19 @@ class _Lowering:
                     self._release(value)
         return self.buffer_of[self.source.logits]
 
-    def _shape(self, value: int) -> tuple[str, int, bool]:
+    def _shape(self, value: int) -> tuple[str, int, float]:
         v = self.source.values[value]
-        return v.rows, v.dim, value in self.quantized
+        return v.rows, v.dim, self.outlier_limits.get(value, 0.0)
 
     def _allocate(self, value: int) -> int:
         shape = self._shape(value)
-        rows, dim, quantized = shape
+        rows, dim, outlier_limit = shape
         free = self.free.get(shape)
-        buffer = free.pop() if free else self.native.buffer(rows == "logits", dim, quantized)
+        buffer = (
+            free.pop()
+            if free
+            else self.native.buffer(rows == "logits", dim, outlier_limit > 0, outlier_limit)
+        )
         self.buffer_of[value] = buffer
         return int(buffer)
 
@@ -183,7 +188,7 @@ class _Lowering:
             native.rope(inputs[0], heads, head_dim, rotated, params["interleaved"], inputs[1])
             return
         if call.kernel == "linear":
-            if call.output in self.quantized:
+            if call.output in self.outlier_limits:
                 raise ValueError("the output of a product cannot feed an integer product directly")
             residual = inputs[1] if len(inputs) > 1 else -1
             # A product may write over its residual, but not over its own input.

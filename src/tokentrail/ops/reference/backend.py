@@ -23,7 +23,6 @@ Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
 
 GROUP = 32
 SEGMENT = 256
-OUTLIER = 1.0
 WEIGHT_LEVELS = 2**14 - 1
 """Attention weights over int8 values are whole numbers up to this, in steps of a segment's largest."""
 
@@ -74,16 +73,16 @@ class ReferenceBackend:
         return ReferenceExecutable(program, kv)
 
 
-def quantize_rows(x: F64) -> F64:
+def quantize_rows(x: F64, outlier_limit: float = 1.0) -> F64:
     """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127.
 
-    No step² exceeds OUTLIER times the row's mean of them: outliers take two bytes.
+    No step² exceeds `outlier_limit` times the row's mean of them: outliers take two bytes.
     """
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
     top = np.abs(groups).max(-1, keepdims=True)
     step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))
-    limit = np.sqrt((step * step).mean(-2, keepdims=True) * np.float32(OUTLIER))
-    step = np.where(step > limit, np.maximum(limit, step / np.float32(255)), step)
+    limit = np.sqrt((step * step).mean(-2, keepdims=True) * np.float32(outlier_limit))
+    step = np.where(step > limit, np.maximum(limit, step / np.float32(15)), step)
     rounded = np.rint(groups * np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0))
     seen: F64 = (step.astype(np.float64) * rounded).reshape(x.shape)
     return seen
@@ -168,7 +167,9 @@ class ReferenceExecutable:
 
     def _linear(self, step: _Step, call: Call, x: F64, residual: F64 | None = None) -> F64:
         matrix, bias = call.weights
-        out: F64 = (quantize_rows(x) if matrix.integer else x) @ matrix.values.T
+        if matrix.integer:
+            x = quantize_rows(x, self.program.outlier_limit(call.inputs[0]))
+        out: F64 = x @ matrix.values.T
         if bias is not None:
             out = out + bias
         return out if residual is None else out + residual
