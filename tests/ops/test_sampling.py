@@ -50,7 +50,10 @@ def plain_rows(count: int, **changes: Any) -> Rows:
 
 def sample(isa: str, logits: F32, rows: Rows, *, top_width: int = 0, threads: int = 1) -> Sampled:
     """Logits [rows, vocab] stay as they are; the native sampler gets a copy to write over."""
-    return sampler(isa, logits.shape[1], threads).sample(logits.copy(), top_width, **rows)
+    tokens, logprobs, ids, top = sampler(isa, logits.shape[1], threads).sample(
+        logits.copy(), top_width, **rows
+    )
+    return tokens.copy(), logprobs.copy(), ids.copy(), top.copy()
 
 
 def ragged(parts: list[Any], dtype: type) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:

@@ -58,6 +58,11 @@ class Batch:
     block_tables: I32  # [S, W], padded with 0; W covers the longest sequence of the batch
     logit_rows: I32  # [L], rows of T whose logits are needed, ascending
     sampling: SamplingRows
+    top_width: int = field(init=False)  # max(sampling.num_top)
+
+    def __post_init__(self) -> None:
+        num_top = self.sampling.num_top
+        self.top_width = int(num_top.max()) if len(num_top) else 0
 
 
 @dataclass

@@ -40,11 +40,20 @@ class BatchBuilder:
         self._num_top = np.zeros(max_running, np.int32)
         self._tokens = np.zeros(max_tokens, np.int32)
         self._positions = np.zeros(max_tokens, np.int32)
+        self._decoding = np.zeros((3, max_running), np.int32)
+        """Of a decode step: tokens, positions, positions of the tokens to be drawn. One array: one assignment."""
         self._counting = np.arange(max(max_tokens, max_running) + 1, dtype=np.int32)
         self._no_target = np.full(max_running, -1, np.int32)
+        self._repeated: tuple[list[int], Batch] | None = None
+        """The latest decode step, and the slots it was made from, where the next may differ from it in tokens,
+        positions and blocks alone.
+        """
+        self._fresh_tables = False
+        """No table has changed since that step's were gathered."""
 
     def _start(self, sequence: Sequence) -> None:
         """The sequence was given a slot, perhaps another's before."""
+        self._repeated = None
         slot, sampling = sequence.slot, sequence.request.sampling
         self._temperature[slot] = sampling.temperature
         self._top_p[slot] = sampling.top_p
@@ -63,53 +72,82 @@ class BatchBuilder:
             self._start(sequence)
         sequences = plan.sequences
         count = len(sequences)
-        slots, tables = self._blocks(sequences)
-        if plan.num_tokens == count and plan.decodes == count:
-            tokens = self._tokens[:count]
-            tokens[:] = [sequence.tokens[sequence.num_computed] for sequence in sequences]
-            positions = self._positions[:count]
-            positions[:] = [sequence.num_computed for sequence in sequences]
-            return Batch(
-                tokens=tokens,
-                positions=positions,
-                row_starts=self._counting[: count + 1],
-                block_tables=tables,
-                logit_rows=self._counting[:count],
-                sampling=self._rows(
-                    sequences, slots, positions + 1, self._num_top[slots], self._no_target[:count]
-                ),
-            )
+        decoding = plan.num_tokens == count and plan.decodes == count
+        slot_list = [sequence.slot for sequence in sequences]
+        repeated = self._repeated
+        if decoding and repeated is not None and repeated[0] == slot_list:
+            return self._repeat(repeated[1], sequences, slot_list)
+        if decoding:
+            return self._build_decode(sequences, slot_list)
         runs: list[Run] = [
             (sequence, sequence.num_computed, sequence.num_computed + count, sequence.num_tokens)
             for sequence, count in zip(sequences, plan.counts, strict=True)
         ]
-        return self._build_mixed(runs, slots, tables)
+        return self.build_runs(runs)
 
-    def _blocks(self, sequences: list[Sequence]) -> tuple[npt.NDArray[np.intp], I32]:
-        """Slots [S], and block tables [S, W]."""
-        slot_list = [sequence.slot for sequence in sequences]
-        slots = np.array(slot_list, np.intp)
-        width = 1
+    def _grow(self, sequences: list[Sequence], slots: list[int]) -> None:
+        """Take new blocks into the tables."""
         lengths = self._table_lengths
-        for slot, sequence in zip(slot_list, sequences, strict=True):
+        for slot, sequence in zip(slots, sequences, strict=True):
             held = len(sequence.blocks)
             if held != lengths[slot]:
                 self._tables[slot, lengths[slot] : held] = sequence.blocks[lengths[slot] :]
                 lengths[slot] = held
-            if held > width:  # noqa: PLR1730 (max() costs more, and this runs for every token)
-                width = held
-        return slots, self._tables[slots, :width]
+                self._fresh_tables = False
+
+    def _gather_tables(self, slots: list[int]) -> I32:
+        """Block tables [S, W]."""
+        width = max(self._table_lengths[slot] for slot in slots)
+        return self._tables[slots, :width]
+
+    def _build_decode(self, sequences: list[Sequence], slot_list: list[int]) -> Batch:
+        """A step in which each sequence computes its one last token."""
+        count = len(sequences)
+        slots = np.array(slot_list, np.intp)
+        self._fill(sequences)
+        self._grow(sequences, slot_list)
+        tokens, positions, following = self._decoding[:, :count]
+        num_top = self._num_top[slots]
+        batch = Batch(
+            tokens=tokens,
+            positions=positions,
+            row_starts=self._counting[: count + 1],
+            block_tables=self._gather_tables(slot_list),
+            logit_rows=self._counting[:count],
+            sampling=self._rows(sequences, slots, following, num_top, self._no_target[:count]),
+        )
+        # Penalties and biases change from step to step.
+        plain = not any(sequence.penalties or sequence.biases or sequence.banned for sequence in sequences)
+        self._repeated = (slot_list, batch) if plain else None
+        self._fresh_tables = True
+        return batch
+
+    def _fill(self, sequences: list[Sequence]) -> None:
+        self._decoding[:, : len(sequences)] = [
+            [sequence.last_token for sequence in sequences],
+            [sequence.num_computed for sequence in sequences],
+            [sequence.num_tokens for sequence in sequences],
+        ]
+
+    def _repeat(self, batch: Batch, sequences: list[Sequence], slot_list: list[int]) -> Batch:
+        """The next step of the same sequences. Most steps are such ones, and after a step that has streamed all
+        weights through the caches, whatever is touched beside is slow.
+        """
+        self._fill(sequences)
+        self._grow(sequences, slot_list)
+        if not self._fresh_tables:
+            batch.block_tables = self._gather_tables(slot_list)
+            self._fresh_tables = True
+        return batch
 
     def build_runs(self, runs: list[Run], *, report: bool = True) -> Batch:
         """The arrays for runs of tokens of sequences that have been started. `report` False: only draws, neither
         alternatives nor log-probabilities of the prompt.
         """
-        slots, tables = self._blocks([run[0] for run in runs])
-        return self._build_mixed(runs, slots, tables, report=report)
-
-    def _build_mixed(
-        self, runs: list[Run], slots: npt.NDArray[np.intp], tables: I32, *, report: bool = True
-    ) -> Batch:
+        sequences = [run[0] for run in runs]
+        slot_list = [sequence.slot for sequence in sequences]
+        slots = np.array(slot_list, np.intp)
+        self._grow(sequences, slot_list)
         total = sum(end - first for _, first, end, _ in runs)
         tokens, positions = self._tokens[:total], self._positions[:total]
         row_starts = np.zeros(len(runs) + 1, np.int32)
@@ -145,7 +183,7 @@ class BatchBuilder:
             tokens=tokens,
             positions=positions,
             row_starts=row_starts,
-            block_tables=tables,
+            block_tables=self._gather_tables(slot_list),
             logit_rows=rows_of_tokens,
             sampling=self._rows(
                 drawing,

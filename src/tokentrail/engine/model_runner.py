@@ -117,9 +117,8 @@ def _execute(executable: Executable, batch: Batch) -> SampledRows:
         batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
     )
     forwarded, wall = time.perf_counter(), time.time()
-    rows = batch.sampling
-    width = int(rows.num_top.max()) if len(rows.num_top) else 0
-    tokens, logprobs, top_tokens, top_logprobs = executable.sample(logits, width, **vars(rows))
+    width = batch.top_width
+    tokens, logprobs, top_tokens, top_logprobs = executable.sample(logits, width, **vars(batch.sampling))
     return SampledRows(
         tokens=tokens,
         logprobs=logprobs,

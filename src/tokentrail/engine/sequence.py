@@ -40,6 +40,7 @@ class Sequence:
         "eos_ids",
         "hashes",
         "id",
+        "last_token",
         "max_total",
         "num_computed",
         "num_drafted",
@@ -90,6 +91,8 @@ class Sequence:
         self.tokens[: self.prompt_len] = request.prompt
         self.tokens[self.prompt_len : self.num_tokens] = request.output
 
+        self.last_token: int = (request.output or request.prompt)[-1]
+        """`tokens[num_tokens - 1]`, which NumPy takes its time to give out."""
         self.num_computed = 0
         self.num_drafted = 0
         """Tokens behind its own that a drafter has proposed; only between scheduling a step and its results."""
@@ -139,7 +142,7 @@ class Sequence:
     def append(self, token: int) -> None:
         if self.num_tokens == len(self.tokens):
             self._grow(self.num_tokens + 1)
-        self.tokens[self.num_tokens] = token
+        self.tokens[self.num_tokens] = self.last_token = token
         self.num_tokens += 1
 
     def propose(self, drafted: Iterable[int]) -> None:

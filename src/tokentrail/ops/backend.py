@@ -69,7 +69,7 @@ class Executable(Protocol):
     ) -> tuple[I32, F32, I32, F32]:
         """Sample rows of logits, which are overwritten → tokens [L], logprobs [L], and the `top_width` best
         alternatives: ids [L, K] (-1 where a row asked for fewer), logprobs [L, K]. `rows` are the arrays of
-        `engine.batch.SamplingRows` by name."""
+        `engine.batch.SamplingRows` by name. What is returned may be overwritten by the next call."""
         ...
 
 

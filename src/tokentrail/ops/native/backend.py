@@ -84,6 +84,7 @@ class NativeExecutable:
             pool, backend.isa, self._kv, limits.tokens, limits.sequences, limits.logit_rows, vocab
         )
         self._sampler = _native.Sampler(pool, backend.isa, vocab)
+        self._last_results: tuple[I32, F32, I32, F32] | None = None
         self._logits = _Lowering(self.program, program, kv).run()
 
     @property
@@ -105,10 +106,7 @@ class NativeExecutable:
     def sample(
         self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
     ) -> tuple[I32, F32, I32, F32]:
-        count = len(logits)
-        tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
-        top_ids = np.empty((count, top_width), np.int32)
-        top_logprobs = np.empty((count, top_width), np.float32)
+        tokens, logprobs, top_ids, top_logprobs = results = self._results(len(logits), top_width)
         self._sampler.run(
             logits,
             out_tokens=tokens,
@@ -117,7 +115,19 @@ class NativeExecutable:
             out_top_logprobs=top_logprobs,
             **rows,
         )
-        return tokens, logprobs, top_ids, top_logprobs
+        return results
+
+    def _results(self, count: int, top_width: int) -> tuple[I32, F32, I32, F32]:
+        """Arrays for what is sampled; those of the call before, where they fit."""
+        last = self._last_results
+        if last is None or last[2].shape != (count, top_width):
+            self._last_results = last = (
+                np.empty(count, np.int32),
+                np.empty(count, np.float32),
+                np.empty((count, top_width), np.int32),
+                np.empty((count, top_width), np.float32),
+            )
+        return last
 
 
 class _Lowering:
