@@ -267,4 +267,4 @@ def test_a_disturbed_core_changes_nothing(isa: str) -> None:
         busy.stdout.close()  # type: ignore[union-attr]
         _, _, used = os.wait4(busy.pid, 0)
         busy.returncode = -signal.SIGKILL
-    assert used.ru_utime > 0.05, "the disturbance did not run"
+    assert used.ru_utime > 0.02, "the disturbance did not run"
