@@ -55,16 +55,16 @@ struct Matrix {
 // `sum`, and `dsum`, the sum of the values they stand for. step is max|x| / 127, so that q fits a byte.
 //
 // A few groups hold outliers and would have a coarse step for all their values; they would make most of a row's rounding
-// error. So no group's step^2 exceeds `outlier_limit` times the row's mean of max^2 / 127^2: an outlier's q takes a second
-// byte, q = low + 16 * high with high from -8 to 7 times 16. `wide` says which runs of four values (bit i: the i-th of the
-// group) have a high byte other than zero. Elsewhere `high` is zero, so that a kernel may add a whole tile's high bytes
-// where one row has some: no bit changes.
+// error. So a group whose step^2 is over four times `outlier_limit` times the row's mean of max^2 / 127^2 takes the step of
+// that limit itself, and its outliers a second byte: q = low + 16 * high, with high from -8 to 7 times 16. `wide` says
+// which runs of four values (bit i: the i-th of the group) have a high byte other than zero; only groups that have one
+// write `high` at all.
 struct Activation {
   int64_t dim = 0;
   float outlier_limit = 1.0f;
   float* f = nullptr;
   int8_t* low = nullptr;    // [T, dim]
-  int8_t* high = nullptr;   // [T, dim]
+  int8_t* high = nullptr;   // [T, dim], where `wide` says so
   float* step = nullptr;    // [T, dim / 32], as the next three
   float* dsum = nullptr;
   int32_t* sum = nullptr;

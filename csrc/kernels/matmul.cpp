@@ -75,20 +75,18 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
   }
 }
 
-// dot[r][p] += 256 times the high bytes of one group's runs of four that `wide` names (1/16 of it where weights are bytes:
-// `high` stands for 16 units of the low byte, and nibbles can be read as 16 times their value).
-template <Layout L, int MR, int NP>
-inline void dot_runs(int wide, const uint8_t* w, size_t stride, const int8_t* high, int64_t row_stride, VI (&dot)[MR][NP]) {
+// dot[p] += one row's high bytes in the runs of four of a group that `wide` names, 256 times their value (16 times where
+// weights are bytes: `high` counts sixteens of the low byte's units, and nibbles can be read as 16 times their value).
+template <Layout L, int NP>
+inline void dot_runs(int wide, const uint8_t* w, size_t stride, const int8_t* high, VI (&dot)[NP]) {
   for (; wide; wide &= wide - 1) {
     const int run = __builtin_ctz((unsigned)wide);
-    VI b[NP];
+    const VI a = broadcast4(high + 4 * run);
     for (int p = 0; p < NP; ++p) {
-      if constexpr (Traits<L>::nibbles) b[p] = shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0);
-      else b[p] = loadi(w + p * stride + 64 * run);
-    }
-    for (int r = 0; r < MR; ++r) {
-      const VI a = broadcast4(high + r * row_stride + 4 * run);
-      for (int p = 0; p < NP; ++p) dot[r][p] = dot4(dot[r][p], b[p], a);
+      if constexpr (Traits<L>::nibbles)
+        dot[p] = dot4(dot[p], shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0), a);
+      else
+        dot[p] = dot4(dot[p], loadi(w + p * stride + 64 * run), a);
     }
   }
 }
@@ -116,10 +114,12 @@ inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int6
     int wide = 0;
     for (int r = 0; r < MR; ++r) wide |= wide_rows[r * groups + g];
     if (wide) {
-      dot_runs<L, MR, NP>(wide, wg, stride, high + g * GROUP, w.k, dot);
-      if (!T::nibbles)
-        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 6
+      for (int r = 0; r < MR; ++r) {
+        dot_runs<L, NP>(wide_rows[r * groups + g], wg, stride, high + r * w.k + g * GROUP, dot[r]);
+        if (!T::nibbles)
           for (int p = 0; p < NP; ++p) dot[r][p] = shl<4>(dot[r][p]);
+      }
     }
     if (T::zero)
       for (int r = 0; r < MR; ++r)
@@ -307,25 +307,27 @@ void quantize(const Activation& x, int64_t row) {
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = row * x.dim + g * GROUP;
     // With the high part (from -8 to 7 times 256) values reach 15 times as far as with the low byte alone.
-    const bool outliers = step[g] > limit;
+    const bool outliers = step[g] > 2.0f * limit;
     const float d = outliers ? limit > step[g] * (1.0f / 15.0f) ? limit : step[g] * (1.0f / 15.0f) : step[g];
     const VF inverse = set1(d > 0.0f ? 1.0f / d : 0.0f);
     // Numbers are within these bounds; what is not a number becomes one, lest the sums overflow.
     const VF most = set1(outliers ? 1905.0f : 127.0f), least = zero() - most;
-    const VI qa = round_to_int(min(max(load(f + g * GROUP) * inverse, least), most));
-    const VI qb = round_to_int(min(max(load(f + g * GROUP + 16) * inverse, least), most));
-    VI high_a = set1i(0), high_b = high_a;
+    VI qa = round_to_int(min(max(load(f + g * GROUP) * inverse, least), most));
+    VI qb = round_to_int(min(max(load(f + g * GROUP + 16) * inverse, least), most));
+    const int32_t sum = hsumi(qa + qb);
     int wide = 0;
     if (outliers) {
-      high_a = shr<8>(qa + set1i((1 << 20) + 128)) - set1i(1 << 12);  // rounded, so that the low byte has a sign
-      high_b = shr<8>(qb + set1i((1 << 20) + 128)) - set1i(1 << 12);
+      // Rounded, so that the low byte has a sign.
+      const VI high_a = shr<8>(qa + set1i((1 << 20) + 128)) - set1i(1 << 12);
+      const VI high_b = shr<8>(qb + set1i((1 << 20) + 128)) - set1i(1 << 12);
+      store_i8(x.high + at, shl<4>(high_a));
+      store_i8(x.high + at + 16, shl<4>(high_b));
       wide = runs(high_a) | runs(high_b) << 4;
+      qa = qa - shl<8>(high_a);
+      qb = qb - shl<8>(high_b);
     }
-    store_i8(x.low + at, qa - shl<8>(high_a));
-    store_i8(x.low + at + 16, qb - shl<8>(high_b));
-    store_i8(x.high + at, shl<4>(high_a));
-    store_i8(x.high + at + 16, shl<4>(high_b));
-    const int32_t sum = hsumi(qa + qb);
+    store_i8(x.low + at, qa);
+    store_i8(x.low + at + 16, qb);
     // A group that holds an infinity or a NaN makes its whole row NaN, to be seen: x - x is zero for numbers only.
     const VF a = load(f + g * GROUP), b = load(f + g * GROUP + 16);
     const float poison = hsum((a - a) + (b - b));

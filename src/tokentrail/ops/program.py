@@ -20,7 +20,7 @@ class Matrix(Protocol):
     def nbytes(self) -> int: ...
 
 
-OUTLIERS, FINE_OUTLIERS = 1.0, 0.2
+OUTLIERS, FINE_OUTLIERS = 0.4, 0.15
 """See Program.outlier_limit."""
 
 
@@ -78,10 +78,11 @@ class Program:
         return max((i for i, call in enumerate(self.calls) if value in call.inputs), default=-1)
 
     def outlier_limit(self, value: int) -> float:
-        """How many times its row's mean a group's squared int8 step may be, where `value` feeds integer products.
+        """What a group's squared int8 step comes to, in row means, where `value` feeds integer products and has outliers.
 
-        Beyond it the group's outliers take a second byte. Attention's inputs and the logits get the finer limit: errors
-        there reach the answer undamped, and few products read them.
+        A group whose squared step is over four times that takes the smaller step, and its outliers a second byte.
+        Attention's inputs and the logits get the finer limit: errors there reach the answer undamped, and few products
+        read them.
         """
         for call in self.calls:
             if call.kernel == "linear" and call.inputs == (value,):

@@ -76,13 +76,13 @@ class ReferenceBackend:
 def quantize_rows(x: F64, outlier_limit: float = 1.0) -> F64:
     """Rows as integer products see them: groups of 32 in int8 steps of max|x| / 127.
 
-    No step² exceeds `outlier_limit` times the row's mean of them: outliers take two bytes.
+    Steps over twice sqrt(`outlier_limit` · the row's mean of step²) become that: outliers take two bytes.
     """
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
     top = np.abs(groups).max(-1, keepdims=True)
     step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))
     limit = np.sqrt((step * step).mean(-2, keepdims=True) * np.float32(outlier_limit))
-    step = np.where(step > limit, np.maximum(limit, step / np.float32(15)), step)
+    step = np.where(step > 2 * limit, np.maximum(limit, step / np.float32(15)), step)
     rounded = np.rint(groups * np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0))
     seen: F64 = (step.astype(np.float64) * rounded).reshape(x.shape)
     return seen
