@@ -78,7 +78,7 @@ class Program:
         return max((i for i, call in enumerate(self.calls) if value in call.inputs), default=-1)
 
     def outlier_limit(self, value: int) -> float:
-        """What a group's squared int8 step comes to, in row means, where `value` feeds integer products and has outliers.
+        """What a group's squared int8 step comes to, in row means, where it has outliers.
 
         A group whose squared step is over four times that takes the smaller step, and its outliers a second byte.
         Attention's inputs and the logits get the finer limit: errors there reach the answer undamped, and few products
