@@ -230,7 +230,7 @@ struct Int8 {
   static float keep_query(const float* q, int n, uint8_t* to, int32_t* start) {
     int32_t sum;
     const float step = quantize_int8(q, n, (int8_t*)to, &sum);
-    *start = -128 * sum;
+    *start = (DOT4_ZERO - 128) * sum;
     return step;
   }
   static TT_INLINE VI begin(int32_t start) { return set1i(start); }

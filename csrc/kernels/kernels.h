@@ -185,5 +185,10 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_bf16();
 #endif
+#ifdef TT_ARM64
+const Kernels* kernels_neon();
+const Kernels* kernels_neon_dotprod();
+const Kernels* kernels_neon_i8mm();
+#endif
 
 }  // namespace tt

@@ -14,7 +14,7 @@ namespace {
 template <Layout L> struct Traits;
 template <> struct Traits<Layout::Q4_ZERO8> { static constexpr int zero = 8; static constexpr bool nibbles = true, min = false; };
 template <> struct Traits<Layout::Q4_MIN> { static constexpr int zero = 0; static constexpr bool nibbles = true, min = true; };
-template <> struct Traits<Layout::Q8> { static constexpr int zero = 128; static constexpr bool nibbles = false, min = false; };
+template <> struct Traits<Layout::Q8> { static constexpr int zero = 128 - DOT4_ZERO; static constexpr bool nibbles = false, min = false; };
 
 inline VI broadcast4(const int8_t* p) {
   int32_t x;

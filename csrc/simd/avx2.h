@@ -110,13 +110,12 @@ inline __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 }
 inline VI dot4_nibble(VI acc, VI u, VI s) { return {dot4_half(acc.a, u.a, s.a), dot4_half(acc.b, u.b, s.b)}; }
+constexpr int DOT4_ZERO = 0;
 inline __m256i dot4_full_half(__m256i acc, __m256i u, __m256i s) {
-  // maddubs saturates for large u: take the two nibbles apart, and join exactly.
-  const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
-  __m256i lo = _mm256_maddubs_epi16(_mm256_and_si256(u, low), s);
-  __m256i hi = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(u, 4), low), s);
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(lo, one));
-  return _mm256_add_epi32(acc, _mm256_slli_epi32(_mm256_madd_epi16(hi, one), 4));
+  // maddubs saturates for large u: widen the even and the odd bytes to 16 bits. The compiler does so once for all uses.
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xFF)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
 inline VI dot4(VI acc, VI u, VI s) { return {dot4_full_half(acc.a, u.a, s.a), dot4_full_half(acc.b, u.b, s.b)}; }
 

@@ -97,6 +97,7 @@ inline float hmax(const VF& a) {
 }
 inline int32_t hsumi(const VI& a) { int32_t s = 0; for (int i = 0; i < 16; ++i) s += a.v[i]; return s; }
 
+constexpr int DOT4_ZERO = 0;
 inline VI dot4(const VI& acc, const VI& u, const VI& s) {
   uint8_t ub[64];
   int8_t sb[64];

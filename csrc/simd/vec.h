@@ -6,6 +6,8 @@
 #include "simd/avx512.h"
 #elif defined(TT_VEC_AVX2)
 #include "simd/avx2.h"
+#elif defined(TT_VEC_NEON)
+#include "simd/neon.h"
 #else
 #include "simd/portable.h"
 #endif
