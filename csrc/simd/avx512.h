@@ -71,10 +71,6 @@ inline int32_t hsumi(VI a) { return _mm512_reduce_add_epi32(a.v); }
 // nothing depends on the instruction set, and the caller corrects for it.
 constexpr int DOT4_ZERO = 0;
 inline VI dot4(VI acc, VI u, VI s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
-// acc[lane] += sum over 4 bytes of (u[lane] - DOT4_ZERO) * s[lane], exactly; u unsigned, s signed. Which zero point costs
-// nothing depends on the instruction set, and the caller corrects for it.
-constexpr int DOT4_ZERO = 0;
-inline VI dot4(VI acc, VI u, VI s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
 // acc[lane] += sum over 4 bytes of u[lane] * s[lane], where every u is below 128.
 inline VI dot4_nibble(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 

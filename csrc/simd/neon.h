@@ -71,6 +71,9 @@ inline VI operator|(VI x, VI y) { return eachi([](QuarterI p, QuarterI q) { retu
 template <int N> inline VI shl(VI x) {
   return eachi([](QuarterI p) { return vshlq_n_s32(p, N); }, x);
 }
+inline VI shl(VI x, int n) {
+  return eachi([](QuarterI p, QuarterI by) { return vshlq_s32(p, by); }, x, set1i(n));
+}
 template <int N> inline VI shr(VI x) {
   return eachi([](QuarterI p) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(p), N)); }, x);
 }

@@ -1,5 +1,7 @@
-// Sixteen-lane vectors in plain C++: what any compiler and machine can run. Multiplications and additions round
-// separately here (no fused multiply-add), so results differ in the last bits from the x86 paths.
+// Sixteen-lane vectors in plain C++, for what any compiler and machine can run: four vectors of 16 bytes in the notation
+// of GCC and Clang, which every processor with vectors has, and which the compiler takes apart for the others.
+// Multiplications and additions round separately here (no fused multiply-add), so results differ in the last bits from
+// the other paths.
 #pragma once
 
 #include <cstdint>
@@ -7,116 +9,148 @@
 
 namespace tt::TT_ISA {
 
-typedef float F16x __attribute__((vector_size(64)));
-typedef int32_t I16x __attribute__((vector_size(64)));
-typedef uint32_t U16x __attribute__((vector_size(64)));  // sums that may wrap
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));  // sums that may wrap, shifts that fill with zeros
+typedef int16_t I8x16 __attribute__((vector_size(16)));
+typedef uint16_t U8x16 __attribute__((vector_size(16)));
+typedef uint16_t U4x16 __attribute__((vector_size(8)));
 
-struct VF { F16x v; };
-struct VI { I16x v; };
+struct VF { F4 a, b, c, d; };
+struct VI { I4 a, b, c, d; };
+
+// `f` of the four quarters of its arguments.
+template <class F> inline VF each(F f, VF x, VF y) { return {f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)}; }
+template <class F> inline VI each(F f, VI x, VI y) { return {f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)}; }
+template <class F> inline VI each(F f, VI x, VI y, VI z) {
+  return {f(x.a, y.a, z.a), f(x.b, y.b, z.b), f(x.c, y.c, z.c), f(x.d, y.d, z.d)};
+}
 
 inline VF load(const float* p) { VF r; std::memcpy(&r, p, 64); return r; }
-inline void store(float* p, const VF& a) { std::memcpy(p, &a, 64); }
-inline VF set1(float x) { return {F16x{} + x}; }
-inline VF zero() { return {F16x{}}; }
-inline VF operator+(const VF& a, const VF& b) { return {a.v + b.v}; }
-inline VF operator-(const VF& a, const VF& b) { return {a.v - b.v}; }
-inline VF operator*(const VF& a, const VF& b) { return {a.v * b.v}; }
-inline VF operator/(const VF& a, const VF& b) { return {a.v / b.v}; }
-inline VF fma(const VF& a, const VF& b, const VF& c) { return {a.v * b.v + c.v}; }
-inline VF max(const VF& a, const VF& b) { return {a.v > b.v ? a.v : b.v}; }
-inline VF min(const VF& a, const VF& b) { return {a.v < b.v ? a.v : b.v}; }
+inline void store(float* p, VF x) { std::memcpy(p, &x, 64); }
+inline VF set1(float x) {
+  const F4 q = {x, x, x, x};
+  return {q, q, q, q};
+}
+inline VF zero() { return set1(0.0f); }
+inline VF operator+(VF x, VF y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
+inline VF operator-(VF x, VF y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }
+inline VF operator*(VF x, VF y) { return {x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d}; }
+inline VF operator/(VF x, VF y) { return {x.a / y.a, x.b / y.b, x.c / y.c, x.d / y.d}; }
+inline VF fma(VF x, VF y, VF z) { return x * y + z; }
+inline VF max(VF x, VF y) { return each([](F4 p, F4 q) { return p > q ? p : q; }, x, y); }
+inline VF min(VF x, VF y) { return each([](F4 p, F4 q) { return p < q ? p : q; }, x, y); }
 
 inline VI loadi(const void* p) { VI r; std::memcpy(&r, p, 64); return r; }
-inline VI set1i(int32_t x) { return {I16x{} + x}; }
-inline VI operator+(const VI& a, const VI& b) { return {(I16x)((U16x)a.v + (U16x)b.v)}; }
-inline VI operator-(const VI& a, const VI& b) { return {(I16x)((U16x)a.v - (U16x)b.v)}; }
-inline VI operator&(const VI& a, const VI& b) { return {a.v & b.v}; }
-inline VI operator|(const VI& a, const VI& b) { return {a.v | b.v}; }
-template <int N> inline VI shl(const VI& a) { return {a.v << N}; }
-inline VI shl(const VI& a, int n) { return {(I16x)((U16x)a.v << (U16x{} + (uint32_t)n))}; }
-template <int N> inline VI shr(const VI& a) { return {(I16x)((U16x)a.v >> N)}; }
-inline VF as_float(const VI& a) { VF r; std::memcpy(&r, &a, 64); return r; }
-inline VI as_int(const VF& a) { VI r; std::memcpy(&r, &a, 64); return r; }
-inline VF to_float(const VI& a) { return {__builtin_convertvector(a.v, F16x)}; }
-inline VI round_to_int(const VF& a) {
-  // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, for |a| < 2^22.
-  const F16x magic = F16x{} + 12582912.0f;
-  F16x r = (a.v + magic) - magic;
-  return {__builtin_convertvector(r, I16x)};
+inline void storei(void* p, VI x) { std::memcpy(p, &x, 64); }
+inline VI set1i(int32_t x) {
+  const I4 q = {x, x, x, x};
+  return {q, q, q, q};
 }
-inline VF abs(const VF& a) { return as_float(as_int(a) & set1i(0x7FFFFFFF)); }
+inline VI operator+(VI x, VI y) { return each([](I4 p, I4 q) { return (I4)((U4)p + (U4)q); }, x, y); }
+inline VI operator-(VI x, VI y) { return each([](I4 p, I4 q) { return (I4)((U4)p - (U4)q); }, x, y); }
+inline VI operator&(VI x, VI y) { return {x.a & y.a, x.b & y.b, x.c & y.c, x.d & y.d}; }
+inline VI operator|(VI x, VI y) { return {x.a | y.a, x.b | y.b, x.c | y.c, x.d | y.d}; }
+template <int N> inline VI shl(VI x) { return {(I4)((U4)x.a << N), (I4)((U4)x.b << N), (I4)((U4)x.c << N), (I4)((U4)x.d << N)}; }
+inline VI shl(VI x, int n) {
+  const U4 by = {(uint32_t)n, (uint32_t)n, (uint32_t)n, (uint32_t)n};
+  return {(I4)((U4)x.a << by), (I4)((U4)x.b << by), (I4)((U4)x.c << by), (I4)((U4)x.d << by)};
+}
+template <int N> inline VI shr(VI x) { return {(I4)((U4)x.a >> N), (I4)((U4)x.b >> N), (I4)((U4)x.c >> N), (I4)((U4)x.d >> N)}; }
+inline VF as_float(VI x) { return {(F4)x.a, (F4)x.b, (F4)x.c, (F4)x.d}; }
+inline VI as_int(VF x) { return {(I4)x.a, (I4)x.b, (I4)x.c, (I4)x.d}; }
+inline VF to_float(VI x) {
+  return {__builtin_convertvector(x.a, F4), __builtin_convertvector(x.b, F4), __builtin_convertvector(x.c, F4), __builtin_convertvector(x.d, F4)};
+}
+inline VI round_to_int(VF x) {
+  // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22.
+  const VF magic = set1(12582912.0f), r = (x + magic) - magic;
+  return {__builtin_convertvector(r.a, I4), __builtin_convertvector(r.b, I4), __builtin_convertvector(r.c, I4), __builtin_convertvector(r.d, I4)};
+}
+inline VF abs(VF x) { return as_float(as_int(x) & set1i(0x7FFFFFFF)); }
 
-inline VF select_range(const VF& a, const VF& b, int lo, int hi) {
-  const I16x ids = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return {((ids >= lo) & (ids < hi)) ? a.v : b.v};
+inline VI lane_ids() { return {I4{0, 1, 2, 3}, I4{4, 5, 6, 7}, I4{8, 9, 10, 11}, I4{12, 13, 14, 15}}; }
+inline VI above(VF x, VF y) { return {(I4)(x.a > y.a), (I4)(x.b > y.b), (I4)(x.c > y.c), (I4)(x.d > y.d)}; }
+inline VI greater(VI x, VI y) { return {(I4)(x.a > y.a), (I4)(x.b > y.b), (I4)(x.c > y.c), (I4)(x.d > y.d)}; }
+inline VF select_range(VF x, VF y, int lo, int hi) {
+  const VI m = greater(set1i(hi), lane_ids()) & greater(lane_ids(), set1i(lo - 1));
+  return {m.a ? x.a : y.a, m.b ? x.b : y.b, m.c ? x.c : y.c, m.d ? x.d : y.d};
 }
-inline VI above(const VF& a, const VF& b) { return {a.v > b.v}; }
-inline uint32_t mask_ge(const VF& a, const VF& b) {
-  uint32_t m = 0;
-  for (int i = 0; i < 16; ++i) m |= (uint32_t)(a.v[i] >= b.v[i]) << i;
-  return m;
+inline uint32_t mask_ge(VF x, VF y) {
+  const I4 bit = {1, 2, 4, 8};
+  const I4 m = ((I4)(x.a >= y.a) & bit) | ((I4)(x.b >= y.b) & (bit << 4)) | ((I4)(x.c >= y.c) & (bit << 8)) | ((I4)(x.d >= y.d) & (bit << 12));
+  return (uint32_t)(m[0] | m[1] | m[2] | m[3]);
 }
 inline VF load_n(const float* p, int n) {
   VF r = zero();
   if (n > 0) std::memcpy(&r, p, sizeof(float) * (size_t)(n < 16 ? n : 16));
   return r;
 }
-inline void store_n(float* p, const VF& a, int n) {
-  if (n > 0) std::memcpy(p, &a, sizeof(float) * (size_t)(n < 16 ? n : 16));
+inline void store_n(float* p, VF x, int n) {
+  if (n > 0) std::memcpy(p, &x, sizeof(float) * (size_t)(n < 16 ? n : 16));
 }
 
-inline VF load_f16(const uint16_t* p) {
-  // IEEE half to single: place exponent and mantissa, then scale by 2^112; infinities and NaN keep their bits.
-  VF r;
-  for (int i = 0; i < 16; ++i) {
-    uint32_t h = p[i], sign = (h & 0x8000u) << 16, bits = (h & 0x7FFFu) << 13;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    f *= 5.192296858534828e+33f;
-    std::memcpy(&bits, &f, 4);
-    if ((h & 0x7C00u) == 0x7C00u) bits = 0x7F800000u | (h & 0x3FFu) << 13;
-    bits |= sign;
-    std::memcpy(&f, &bits, 4);
-    r.v[i] = f;
-  }
-  return r;
+// IEEE half to single: place exponent and mantissa, then scale by 2^112; infinities and NaN keep their bits.
+inline F4 half4(const uint16_t* p) {
+  U4x16 packed;
+  std::memcpy(&packed, p, 8);
+  const U4 h = __builtin_convertvector(packed, U4);
+  const F4 number = (F4)((h & 0x7FFFu) << 13) * 5.192296858534828e+33f;
+  const U4 special = 0x7F800000u | (h & 0x3FFu) << 13;
+  return (F4)(((h & 0x7C00u) == 0x7C00u ? special : (U4)number) | (h & 0x8000u) << 16);
 }
-inline void store_i8(int8_t* p, const VI& a) { for (int i = 0; i < 16; ++i) p[i] = (int8_t)a.v[i]; }
-inline void store_u16(uint16_t* p, const VI& a) { for (int i = 0; i < 16; ++i) p[i] = (uint16_t)a.v[i]; }
+inline VF load_f16(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
+inline void store_i8(int8_t* p, VI x) {
+  int32_t t[16];
+  std::memcpy(t, &x, 64);
+  for (int i = 0; i < 16; ++i) p[i] = (int8_t)t[i];
+}
+inline void store_u16(uint16_t* p, VI x) {
+  int32_t t[16];
+  std::memcpy(t, &x, 64);
+  for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i];
+}
 
-inline float hsum(const VF& a) {
-  float t[8];
-  for (int i = 0; i < 8; ++i) t[i] = a.v[i] + a.v[i + 8];
-  for (int i = 0; i < 4; ++i) t[i] += t[i + 4];
-  return (t[0] + t[2]) + (t[1] + t[3]);
+// Sums and maxima by the tree of the other paths: halves, quarters, pairs.
+inline float hsum(VF x) {
+  const F4 q = (x.a + x.c) + (x.b + x.d);
+  return (q[0] + q[2]) + (q[1] + q[3]);
 }
-inline float hmax(const VF& a) {
-  float m = a.v[0];
-  for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
-  return m;
+inline float hmax(VF x) {
+  const auto max4 = [](F4 p, F4 q) { return p > q ? p : q; };
+  const auto max1 = [](float p, float q) { return p > q ? p : q; };
+  const F4 q = max4(max4(x.a, x.c), max4(x.b, x.d));
+  return max1(max1(q[0], q[2]), max1(q[1], q[3]));
 }
-inline int32_t hsumi(const VI& a) { int32_t s = 0; for (int i = 0; i < 16; ++i) s += a.v[i]; return s; }
+inline int32_t hsumi(VI x) {
+  const U4 q = ((U4)x.a + (U4)x.b) + ((U4)x.c + (U4)x.d);
+  return (int32_t)(q[0] + q[1] + q[2] + q[3]);
+}
 
+// Even and odd bytes of u (unsigned) times those of s (signed): products fit in 16 bits.
+struct Products { I8x16 even, odd; };
+inline Products products(I4 u, I4 s) {
+  return {(I8x16)((U8x16)u & 0xFF) * ((I8x16)((U8x16)s << 8) >> 8), (I8x16)((U8x16)u >> 8) * ((I8x16)s >> 8)};
+}
+inline I4 pair_sums(I8x16 x) { return ((I4)((U4)x << 16) >> 16) + ((I4)x >> 16); }
 constexpr int DOT4_ZERO = 0;
-inline VI dot4(const VI& acc, const VI& u, const VI& s) {
-  uint8_t ub[64];
-  int8_t sb[64];
-  std::memcpy(ub, &u, 64);
-  std::memcpy(sb, &s, 64);
-  VI r = acc;
-  for (int i = 0; i < 16; ++i) {
-    int32_t t = 0;
-    for (int j = 0; j < 4; ++j) t += (int32_t)ub[4 * i + j] * (int32_t)sb[4 * i + j];
-    r.v[i] += t;
-  }
-  return r;
+inline VI dot4(VI acc, VI u, VI s) {
+  return each([](I4 t, I4 p, I4 q) {
+    const Products x = products(p, q);
+    return t + (pair_sums(x.even) + pair_sums(x.odd));
+  }, acc, u, s);
 }
-inline VI dot4_nibble(const VI& acc, const VI& u, const VI& s) { return dot4(acc, u, s); }
+inline VI dot4_nibble(VI acc, VI u, VI s) {
+  return each([](I4 t, I4 p, I4 q) {
+    const Products x = products(p, q);
+    return t + pair_sums(x.even + x.odd);
+  }, acc, u, s);
+}
 
-inline VF dot2_bf16(const VF& acc, const VI& a, const VI& b) {
+inline VF dot2_bf16(VF acc, VI x, VI y) {
   const VI high = set1i((int32_t)0xFFFF0000);
-  VF r = fma(as_float(shl<16>(a)), as_float(shl<16>(b)), acc);
-  return fma(as_float(a & high), as_float(b & high), r);
+  acc = fma(as_float(shl<16>(x)), as_float(shl<16>(y)), acc);
+  return fma(as_float(x & high), as_float(y & high), acc);
 }
 
 }  // namespace tt::TT_ISA
