@@ -190,7 +190,12 @@ inline VI dot4(VI acc, VI u, VI s) {
 inline VF dot2_bf16(VF acc, VI x, VI y) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   // BFDOT rounds its sums to odd, whatever the processor's rounding mode: the same bits on every arm64 that has it.
-  const auto dot = [](Quarter t, QuarterI p, QuarterI q) { return vbfdotq_f32(t, vreinterpretq_bf16_s32(p), vreinterpretq_bf16_s32(q)); };
+  const auto dot = [](Quarter t, QuarterI p, QuarterI q) {
+#if defined(__GNUC__) && !defined(__clang__)
+    asm("" : "+w"(q));  // GCC 12 takes a constant 1.0 in bfloat16 for one in half precision: let it see no constant
+#endif
+    return vbfdotq_f32(t, vreinterpretq_bf16_s32(p), vreinterpretq_bf16_s32(q));
+  };
   return {dot(acc.a, x.a, y.a), dot(acc.b, x.b, y.b), dot(acc.c, x.c, y.c), dot(acc.d, x.d, y.d)};
 #else
   const VI high = set1i((int32_t)0xFFFF0000);
