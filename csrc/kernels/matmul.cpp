@@ -84,7 +84,7 @@ inline void dot_runs(int wide, const uint8_t* w, size_t stride, const int8_t* hi
     const VI a = broadcast4(high + 4 * run);
     for (int p = 0; p < NP; ++p) {
       if constexpr (Traits<L>::nibbles)
-        dot[p] = dot4(dot[p], shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0), a);
+        dot[p] = dot4_even(dot[p], shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0), a);
       else
         dot[p] = dot4(dot[p], loadi(w + p * stride + 64 * run), a);
     }

@@ -119,6 +119,8 @@ inline __m256i dot4_full_half(__m256i acc, __m256i u, __m256i s) {
 }
 inline VI dot4(VI acc, VI u, VI s) { return {dot4_full_half(acc.a, u.a, s.a), dot4_full_half(acc.b, u.b, s.b)}; }
 
+inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
+
 inline VF dot2_bf16(VF acc, VI x, VI y) {
   const VI high = set1i((int32_t)0xFFFF0000);
   acc = fma(as_float(shl<16>(x)), as_float(shl<16>(y)), acc);

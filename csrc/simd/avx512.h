@@ -73,6 +73,8 @@ constexpr int DOT4_ZERO = 0;
 inline VI dot4(VI acc, VI u, VI s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
 // acc[lane] += sum over 4 bytes of u[lane] * s[lane], where every u is below 128.
 inline VI dot4_nibble(VI acc, VI u, VI s) { return dot4(acc, u, s); }
+// The same where every u is even, and up to 254.
+inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 
 // acc[lane] += a.lo * b.lo + a.hi * b.hi over pairs of bfloat16 in each lane.
 inline VF dot2_bf16(VF acc, VI a, VI b) {

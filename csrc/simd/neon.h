@@ -186,6 +186,16 @@ inline VI dot4(VI acc, VI u, VI s) {
 }
 #endif
 
+// The same with zero point 0 where every u is even.
+inline VI dot4_even(VI acc, VI u, VI s) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  return dot4(acc, u, s);
+#else
+  const VI half = eachi([](QuarterI p) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(p), 1)); }, u);
+  return dot4_nibble(dot4_nibble(acc, half, s), half, s);
+#endif
+}
+
 // acc[lane] += x.lo * y.lo + x.hi * y.hi over pairs of bfloat16 in each lane.
 inline VF dot2_bf16(VF acc, VI x, VI y) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)

@@ -147,6 +147,8 @@ inline VI dot4_nibble(VI acc, VI u, VI s) {
   }, acc, u, s);
 }
 
+inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
+
 inline VF dot2_bf16(VF acc, VI x, VI y) {
   const VI high = set1i((int32_t)0xFFFF0000);
   acc = fma(as_float(shl<16>(x)), as_float(shl<16>(y)), acc);
