@@ -182,6 +182,23 @@ def test_what_stands_behind_a_stop_token_is_dropped() -> None:
     assert harness.finishes["a"].stop_token == stop
 
 
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 1.2}], ids=str
+)
+def test_penalties_count_the_drafted_tokens_before(penalty: dict[str, float]) -> None:
+    """Only a few tokens can come, so that each draw depends on how often each came before, in this very step too."""
+    harness = speculating("fake", RandomLengths(8))
+    biases = dict.fromkeys(range(6, 40), 20.0)
+    item = request("a", [3, 4, 5], max_tokens=60, ignore_eos=True, logit_bias=biases, **penalty)
+    harness.add(item)
+    harness.run()
+    assert harness.answers["a"] == harness.expect(item)
+    plain = harness.expect(request("a", [3, 4, 5], max_tokens=60, ignore_eos=True, logit_bias=biases))
+    assert harness.answers["a"].tokens != plain.tokens, "the penalty matters"
+    stats = harness.outputs[-1].stats
+    assert stats.accepted_tokens == stats.drafted_tokens > 40
+
+
 def test_rejected_tokens_never_enter_the_prefix_cache() -> None:
     """A prompt that goes on as the wrong drafts did finds only what was right."""
     harness = speculating("fake", RandomLengths(8))
@@ -244,6 +261,19 @@ def test_a_draft_model_learns_long_prompts_in_chunks() -> None:
     before = len(harness.outputs)
     harness.run()
     assert harness.outputs[before + 1].record.sequences[0].drafted == 4
+
+
+def test_a_draft_model_forgets_what_was_written_over() -> None:
+    """Each answer takes the whole pool: the third one's blocks were the first one's, and the second one's since."""
+    harness = speculating("fake", RandomLengths(4), kv_cache_memory=32)
+    prompts = {"a": [(5 * i) % VOCAB for i in range(20)], "b": [9] * 20}
+    for id, prompt in (("1", prompts["a"]), ("2", prompts["b"]), ("3", prompts["a"]), ("4", prompts["b"])):
+        item = request(id, prompt, max_tokens=13, ignore_eos=True)
+        harness.add(item)
+        harness.run()
+        assert harness.answers[id] == harness.expect(item)
+        stats = harness.outputs[-1].stats
+        assert stats.accepted_tokens == stats.drafted_tokens > 0
 
 
 def test_a_draft_model_with_a_shorter_context_stops_drafting_there() -> None:

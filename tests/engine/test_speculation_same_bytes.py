@@ -72,8 +72,12 @@ BLOCK = 16 * 2 * 64
 
 
 @pytest.fixture(scope="module")
-def plain(files: tuple[Path, Path]) -> Loaded:
-    return Loaded.load(files[0], **SMALL, enable_prefix_caching=False)
+def plain(files: tuple[Path, Path]) -> dict[str, Loaded]:
+    """By type of the KV cache."""
+    return {
+        dtype: Loaded.load(files[0], **SMALL, enable_prefix_caching=False, kv_cache_dtype=dtype)
+        for dtype in ("auto", "int8", "float32")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,8 @@ def speculating(files: tuple[Path, Path]) -> list[Loaded]:
         {"speculative_model": draft, "threads": 2},
         {"speculative_model": draft, "enforce_eager": True, "enable_prefix_caching": False},
         {"speculative_model": str(target), "block_size": 32, "max_num_batched_tokens": 17},
+        {"speculative_model": "ngram", "kv_cache_dtype": "int8"},
+        {"speculative_model": draft, "kv_cache_dtype": "float32"},
     ]
     return [Loaded.load(target, **{**SMALL, **changes}) for changes in settings]
 
@@ -95,27 +101,27 @@ def speculating(files: tuple[Path, Path]) -> list[Loaded]:
 )
 @given(
     schedule=arrivals(VOCAB, [[3, 1, 4, 1, 5, 9, 2, 6] * 5, [8, 2, 8] * 14], most=5),
-    which=st.integers(0, 5),
+    which=st.integers(0, 7),
     longest=st.integers(1, 8),
     seed=st.none() | st.integers(0, 9),
 )
 def test_small_models_in_random_schedules(
     *,
-    plain: Loaded,
+    plain: dict[str, Loaded],
     speculating: list[Loaded],
     schedule: list[Arrival],
     which: int,
     longest: int,
     seed: int | None,
 ) -> None:
-    played = play(speculating[which].engine(RandomLengths(longest, seed)), schedule)
-    assert not differences(played.answers, {id: plain.alone(item) for id, item in played.requests.items()}), (
-        which
-    )
+    loaded = speculating[which]
+    played = play(loaded.engine(RandomLengths(longest, seed)), schedule)
+    alone = plain[loaded.config.kv_cache_dtype].alone
+    assert not differences(played.answers, {id: alone(item) for id, item in played.requests.items()}), which
 
 
-@pytest.mark.parametrize("which", range(6))
-def test_a_crowd_of_small_models(which: int, plain: Loaded, speculating: list[Loaded]) -> None:
+@pytest.mark.parametrize("which", range(8))
+def test_a_crowd_of_small_models(which: int, plain: dict[str, Loaded], speculating: list[Loaded]) -> None:
     """What random schedules may miss: prefix hits and, with few blocks, preemptions, of drafts right and wrong."""
     schedule = [
         Arrival(
@@ -136,7 +142,8 @@ def test_a_crowd_of_small_models(which: int, plain: Loaded, speculating: list[Lo
     ]
     core = speculating[which].engine(RandomLengths(4))
     played = play(core, schedule)
-    assert not differences(played.answers, {id: plain.alone(item) for id, item in played.requests.items()})
+    alone = plain[speculating[which].config.kv_cache_dtype].alone
+    assert not differences(played.answers, {id: alone(item) for id, item in played.requests.items()})
     stats = core.stats()
     assert stats.drafted_tokens > 100
     if which == 5:  # the model drafts for itself: all that is not behind an answer's end
