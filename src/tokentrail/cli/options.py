@@ -327,6 +327,11 @@ class EngineOptions:
                 f"--dtype {self.dtype}: on a CPU the weights are computed in the file's own formats; "
                 "--activation-dtype float32 and --kv-cache-dtype float32 widen the rest."
             )
+        if self.speculative_model is None and self.num_speculative_tokens != 8:
+            note(
+                f"--num-speculative-tokens {self.num_speculative_tokens}: nobody drafts; name who does with "
+                "--speculative-model ngram, or a draft model's file."
+            )
         return EngineConfig(
             model=self.model or positional,
             max_model_len=max_model_len,
