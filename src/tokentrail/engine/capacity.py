@@ -132,7 +132,7 @@ def _activation_bytes(checkpoint: Checkpoint, config: EngineConfig, logit_rows: 
     """Buffers of a step: a bound, not an account (they are reused between layers)."""
     model = checkpoint.config
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 5 * (3 * model.hidden_size + 2 * heads + 3 * model.intermediate_size)
+    per_token = 5 * (4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size)
     return config.max_num_batched_tokens * per_token + logit_rows * 4 * (
         model.vocab_size + 2 * model.hidden_size
     )
