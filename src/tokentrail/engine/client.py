@@ -67,7 +67,9 @@ class EngineClient:
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stats = EngineStats()
+        """Of the process that runs now."""
         self._earlier = EngineStats()
+        """Counters of those before it, added up."""
         self._step_listeners: list[StepListener] = []
         self._restart_listeners: list[RestartListener] = []
         self._failures = 0
@@ -121,7 +123,7 @@ class EngineClient:
     @property
     def stats(self) -> EngineStats:
         """As of the latest step. Counters go on over restarts."""
-        return self._stats
+        return _sum_counters(self._earlier, self._stats)
 
     def add_step_listener(self, listener: StepListener) -> None:
         """Call `listener(record, deltas)` after each engine step, before the deltas reach their streams."""
@@ -209,7 +211,7 @@ class EngineClient:
             self._on_rejected(message)
 
     def _on_step(self, output: StepOutput) -> None:
-        self._stats = _sum_counters(self._earlier, output.stats)
+        self._stats = output.stats
         recovery, sinks = self._recovery, self._sinks
         # A delta may be on its way when its sequence is aborted; nobody is to see it any more.
         deltas = [delta for delta in output.deltas if recovery.get(delta.id) is not None]
@@ -262,8 +264,8 @@ class EngineClient:
                 self._failures = 0
             logger.error("The engine process (pid %d) died: %s. Restarting it.", child.pid, child.exit_status)
             self._child = None
-            self._earlier = msgspec.structs.replace(self._stats, running=0, waiting=0, blocks_used=0)
-            self._stats = self._earlier
+            self._earlier = self.stats
+            self._stats = EngineStats(blocks_total=self._stats.blocks_total)
             self._after_death(f"The engine died {DEATHS_ALLOWED} times in a row ({child.exit_status}).")
             await child.end()
             child = await self._restart()

@@ -145,7 +145,7 @@ class Scheduler:
                 decodes += 1
         budget = self.max_tokens - decodes
         rows = self.max_rows - decodes
-        if decodes:
+        if decodes and (self.waiting or decodes < len(self.running)):
             wanting = min(len(self.running) + self.num_waiting, self.max_running)
             budget = min(budget, self.pacing.cap(decodes, wanting - decodes))
 
