@@ -52,6 +52,11 @@ def python_reference() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
+def encode(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Token ids as `llama-perplexity` has them: what looks like a control token is ordinary text."""
+    return Tokenizer.from_checkpoint(checkpoint).encode(text, parse_special=False)
+
+
 def windows(ids: list[int], context: int, *, bos: int | None) -> Iterator[list[int]]:
     """Whole windows of `context` tokens; a model that begins with a token of its own has it first in each."""
     for start in range(0, len(ids) - context + 1, context):
@@ -93,8 +98,24 @@ def compiled(checkpoint: Checkpoint, backend: NativeBackend, kv_dtype: str, cont
 def llama_perplexity(
     programs: Path, model: Path, text: Path, context: int, chunks: int, threads: int, cache: str
 ) -> Perplexity:
-    command = [str(programs / "llama-perplexity"), "-m", str(model), "-f", str(text), "-t", str(threads)]
-    command += ["-c", str(context), "--chunks", str(chunks), "-fa", "on", "-ctk", cache, "-ctv", cache]
+    """What `llama-perplexity` says of the first `chunks` windows."""
+    program = programs / "llama-perplexity"
+    if not program.exists():
+        sys.exit(f"{programs} has no llama-perplexity; give --llama-bin the folder of a complete build.")
+    command = [str(program), "-m", str(model), "-f", str(text), "-t", str(threads)]
+    command += [
+        "-c",
+        str(context),
+        "--chunks",
+        str(chunks),
+        "--no-escape",
+        "-fa",
+        "on",
+        "-ctk",
+        cache,
+        "-ctv",
+        cache,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", result.stdout + result.stderr)
     if result.returncode or not found:
@@ -124,7 +145,7 @@ def main() -> None:
     programs = find_programs(args.llama_bin)
     checkpoint = open_checkpoint(path)
     text = args.text.read_text(encoding="utf-8") if args.text else python_reference()
-    ids = Tokenizer.from_checkpoint(checkpoint).encode(text)
+    ids = encode(checkpoint, text)
     chunks = -(-args.tokens // args.context)
     if len(ids) < chunks * args.context:
         sys.exit(f"the text has {len(ids)} tokens, {chunks} windows need {chunks * args.context}")

@@ -196,35 +196,38 @@ void Program::check(const StepView& s) const {
     if (s.logit_row_ids[i] < 0 || s.logit_row_ids[i] >= s.tokens) fail("logit row out of range");
 }
 
-// Cut the step's attention into tasks, the same for every layer; the longest first, so that the last ones are short.
+// Cut the step's attention into tasks, the same for every layer; the longest first, so that the last ones are short. A few
+// rows of a long context would be one long task: where that would leave other threads idle, each segment is a task, and the
+// parts are merged afterwards.
 void Program::plan(const StepView& s) {
   attention_tasks_.clear();
   merge_tasks_.clear();
   if (!heads_) return;
   const int32_t kv_heads = kv_->heads();
   const int64_t part = part_size(kv_->head_dim());
-  int64_t floats = 0;
-  const bool few = s.sequences * kv_heads < 4 * pool_->size();
+  auto segments = [&](int64_t row) { return s.positions[row] / SEGMENT + 1; };
+  auto cost = [&](int64_t q) { return (s.row_starts[q + 1] - s.row_starts[q]) * segments(s.row_starts[q + 1] - 1); };
+  int64_t floats = 0, all = 0;
+  for (int64_t q = 0; q < s.sequences; ++q) all += cost(q) * kv_heads;
   for (int64_t q = 0; q < s.sequences; ++q) {
-    const int64_t a = s.row_starts[q], b = s.row_starts[q + 1];
-    const int64_t segments = s.positions[b - 1] / SEGMENT + 1;
-    if (b - a == 1 && few && segments > 1) {
-      merge_tasks_.push_back({a, segments, floats});
-      for (int64_t g = 0; g < segments; ++g)
-        for (int32_t h = 0; h < kv_heads; ++h) attention_tasks_.push_back({q, a, b, h, g, g + 1, floats + g * heads_ * part});
-      floats += segments * heads_ * part;
+    const int64_t a = s.row_starts[q], b = s.row_starts[q + 1], count = segments(b - 1);
+    if (pool_->size() > 1 && b - a <= ATTENTION_TOKENS && count > 1 && cost(q) * 4 * pool_->size() > all) {
+      const int64_t stride = (b - a) * heads_ * part;
+      for (int64_t r = a; r < b; ++r) merge_tasks_.push_back({r, r - a, count, floats, stride});
+      for (int64_t g = 0; g < count; ++g)
+        for (int32_t h = 0; h < kv_heads; ++h) attention_tasks_.push_back({q, a, b, h, g, g + 1, floats + g * stride});
+      floats += count * stride;
       continue;
     }
     for (int64_t r = a; r < b; r += ATTENTION_TOKENS) {
       const int64_t end = std::min(r + ATTENTION_TOKENS, b);
-      for (int32_t h = 0; h < kv_heads; ++h)
-        attention_tasks_.push_back({q, r, end, h, 0, s.positions[end - 1] / SEGMENT + 1, -1});
+      for (int32_t h = 0; h < kv_heads; ++h) attention_tasks_.push_back({q, r, end, h, 0, segments(end - 1), -1});
     }
   }
   std::stable_sort(attention_tasks_.begin(), attention_tasks_.end(), [&](const AttentionTask& x, const AttentionTask& y) {
     return (x.segment1 - x.segment0) * (x.row1 - x.row0) > (y.segment1 - y.segment0) * (y.row1 - y.row0);
   });
-  if ((int64_t)partials_.size() < floats) partials_.resize((size_t)floats);
+  if (!partials_ || partials_->size() < (size_t)floats * 4) partials_ = std::make_unique<Memory>((size_t)floats * 8);
 }
 
 void Program::run(StepView step, int only) {
@@ -362,12 +365,16 @@ void Program::execute(size_t index, const StepView& s, int thread) {
     case Kind::ATTENTION: {
       const KvLayer kv = kv_->layer(c.layer);
       const AttentionArgs args{buffers_[c.x].activation.f, c.i0, c.a, c.i1, c.b};
-      auto& next = counters_[index].next;
+      auto& counter = counters_[index].next;
       const int64_t n = (int64_t)attention_tasks_.size();
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+      auto take = [&] { return counter.fetch_add(1, std::memory_order_relaxed); };
+      // The next task is taken before this one is done, so that its keys are on their way; not near the end, where nobody
+      // should hold what an idle thread could do.
+      for (int64_t i = take(), next; i < n; i = next < 0 ? take() : next) {
+        next = n - i > 2 * pool_->size() ? take() : -1;
         const AttentionTask& t = attention_tasks_[i];
-        k.attention(kv, args, s, t.sequence, t.row0, t.row1, t.kv_head, t.segment0, t.segment1, scratch_[thread].data(),
-                    t.partial < 0 ? nullptr : partials_.data() + t.partial, out->activation.f);
+        k.attention(kv, args, s, t, next >= 0 && next < n ? &attention_tasks_[next] : nullptr, scratch_[thread].data(),
+                    t.partial < 0 ? nullptr : (float*)partials_->data() + t.partial, out->activation.f);
         // Whoever finishes a row's last head quantizes the row. The counts go on from layer to layer.
         if (t.partial < 0 && out->activation.low)
           for (int64_t r = t.row0; r < t.row1; ++r)
@@ -380,7 +387,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       each_row(index, (int64_t)merge_tasks_.size(), 1, [&](int64_t i) {
         const MergeTask& t = merge_tasks_[i];
         for (int32_t h = 0; h < c.i0; ++h)
-          k.attention_merge(partials_.data() + t.partial + h * part, t.segments, heads_ * part, kv_->head_dim(),
+          k.attention_merge((float*)partials_->data() + t.partial + (t.index * c.i0 + h) * part, t.segments, t.stride, kv_->head_dim(),
                             at(c.out, t.row) + (int64_t)h * kv_->head_dim());
         if (out->activation.low) k.quantize(out->activation, t.row);
       });

@@ -85,13 +85,9 @@ class Program {
     bool barrier = false;  // threads meet before this call
     double seconds = 0;
   };
-  struct AttentionTask {
-    int64_t sequence, row0, row1;
-    int32_t kv_head;
-    int64_t segment0, segment1, partial;  // partial: offset in floats, -1 when merged on the spot
-  };
   struct MergeTask {
-    int64_t row, segments, partial;
+    int64_t row, index;                 // of the step, and among those of its task
+    int64_t segments, partial, stride;  // `stride` floats from a segment's parts to the next one's
   };
   struct alignas(64) Counter {
     std::atomic<int64_t> next{0};
@@ -119,7 +115,7 @@ class Program {
   std::unique_ptr<std::atomic<int32_t>[]> heads_done_;  // a row
   std::vector<AttentionTask> attention_tasks_;
   std::vector<MergeTask> merge_tasks_;
-  std::vector<float> partials_;
+  std::unique_ptr<Memory> partials_;
   std::vector<int32_t> row_sequence_;
   std::vector<Memory> scratch_;  // one a thread
   bool timing_ = false;

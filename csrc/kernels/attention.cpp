@@ -32,6 +32,14 @@ constexpr int columns(int rows, int sums_each) {
   return n >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
+// Keeps a loaded vector in its register: where several rows use it, GCC would load it again for each of them.
+template <class V> TT_INLINE V held(V x) {
+#if defined(TT_VEC_AVX512)
+  __asm__("" : "+v"(x.v));
+#endif
+  return x;
+}
+
 TT_INLINE VI broadcast4(const void* p) {
   int32_t word;
   __builtin_memcpy(&word, p, 4);
@@ -62,6 +70,17 @@ inline float quantize_int8(const float* x, int n, int8_t* q, int32_t* sum) {
 // The positions of a segment that a row sees: [lo, hi), at least one.
 struct Span {
   int lo, hi;
+};
+
+// Tiles to be asked for from memory while others are worked on; none where `tiles` is null.
+struct Ahead {
+  const uint8_t* const* tiles;
+  int count;
+  size_t tile_bytes;
+  TT_INLINE void ask(int t) const {
+    if (!tiles || t >= count) return;
+    for (size_t i = 0; i < tile_bytes; i += 64) __builtin_prefetch(tiles[t] + i, 0, 2);
+  }
 };
 
 // Lanes [lo, hi) of x, those of y elsewhere; the borders may lie outside the vector.
@@ -96,7 +115,7 @@ struct Bf16 {
   static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; d += 2) {
       VI k[NT];
-      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * 32);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = held(loadi(k_tile[n] + (size_t)d * 32));
       TT_UNROLL for (int r = 0; r < MR; ++r) {
         const VI b = broadcast4(q + ((size_t)(d / 2) * MR + r) * 4);
         TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = dot2_bf16(acc[r][n], k[n], b);
@@ -118,15 +137,17 @@ struct Bf16 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, Ahead ahead, VF acc[][NV]) {
+    const size_t step = (size_t)head_dim * 4;
     for (int i = span.lo; i < span.hi;) {
-      const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
-      const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
-      for (; i < stop; i += 2) {
+      const int t = i / TILE, stop = (t + 1) * TILE < span.hi ? (t + 1) * TILE : span.hi;
+      ahead.ask(t);
+      const uint8_t *at = v_tiles[t] + (size_t)(i - t * TILE) / 2 * step + (size_t)d * 4, *weight = w + (size_t)i * 2;
+      for (; i < stop; i += 2, at += step, weight += 4) {
         VI v[NV];
-        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 2) * head_dim + 16 * n) * 4);
+        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = held(loadi(at + 64 * n));
         TT_UNROLL for (int r = 0; r < MR; ++r) {
-          const VI p = broadcast4(w + r * ROW + (size_t)i * 2);
+          const VI p = broadcast4(weight + r * ROW);
           TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = dot2_bf16(acc[r][n], v[n], p);
         }
       }
@@ -170,7 +191,7 @@ struct F32 {
   static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VF acc[][NT]) {
     for (int d = 0; d < head_dim; ++d) {
       VF k[NT];
-      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = load((const float*)k_tile[n] + (size_t)d * TILE);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = held(load((const float*)k_tile[n] + (size_t)d * TILE));
       TT_UNROLL for (int r = 0; r < MR; ++r) {
         const VF b = set1(((const float*)q)[(size_t)d * MR + r]);
         TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = fma(k[n], b, acc[r][n]);
@@ -190,11 +211,12 @@ struct F32 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, VF acc[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float*, int head_dim, int d, Span span, Ahead ahead, VF acc[][NV]) {
     for (int i = span.lo; i < span.hi; ++i) {
+      if (i % TILE == 0) ahead.ask(i / TILE);
       const float* at = (const float*)v_tiles[i / TILE] + (size_t)(i % TILE) * head_dim + d;
       VF v[NV];
-      TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = load(at + 16 * n);
+      TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = held(load(at + 16 * n));
       TT_UNROLL for (int r = 0; r < MR; ++r) {
         const VF p = set1(((const float*)(w + r * ROW))[i]);
         TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = fma(v[n], p, acc[r][n]);
@@ -238,7 +260,7 @@ struct Int8 {
   static TT_INLINE void scores(const uint8_t* const* k_tile, const uint8_t* q, int head_dim, VI acc[][NT]) {
     for (int d = 0; d < head_dim; d += 4) {
       VI k[NT];
-      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = loadi(k_tile[n] + (size_t)d * TILE);
+      TT_UNROLL for (int n = 0; n < NT; ++n) k[n] = held(loadi(k_tile[n] + (size_t)d * TILE));
       TT_UNROLL for (int r = 0; r < MR; ++r) {
         const VI b = broadcast4(q + (size_t)d * MR + r * 4);
         TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = dot4(acc[r][n], k[n], b);
@@ -277,18 +299,20 @@ struct Int8 {
     return hsum(sum);
   }
   template <int MR, int NV>
-  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float* scale, int head_dim, int d, Span span, VF out[][NV]) {
+  static TT_INLINE void values(const uint8_t* const* v_tiles, const uint8_t* w, const float* scale, int head_dim, int d, Span span, Ahead ahead, VF out[][NV]) {
     VI high[MR][NV], low[MR][NV];
     TT_UNROLL for (int r = 0; r < MR; ++r)
       TT_UNROLL for (int n = 0; n < NV; ++n) high[r][n] = low[r][n] = set1i(0);
+    const size_t step = (size_t)head_dim * 4;
     for (int i = span.lo; i < span.hi;) {
-      const uint8_t* tile = v_tiles[i / TILE] + (size_t)d * 4;
-      const int stop = (i / TILE + 1) * TILE < span.hi ? (i / TILE + 1) * TILE : span.hi;
-      for (; i < stop; i += 4) {
+      const int t = i / TILE, stop = (t + 1) * TILE < span.hi ? (t + 1) * TILE : span.hi;
+      ahead.ask(t);
+      const uint8_t *at = v_tiles[t] + (size_t)(i - t * TILE) / 4 * step + (size_t)d * 4, *weight = w + i;
+      for (; i < stop; i += 4, at += step, weight += 4) {
         VI v[NV];
-        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = loadi(tile + ((size_t)(i % TILE / 4) * head_dim + 16 * n) * 4);
+        TT_UNROLL for (int n = 0; n < NV; ++n) v[n] = held(loadi(at + 64 * n));
         TT_UNROLL for (int r = 0; r < MR; ++r) {
-          const VI h = broadcast4(w + r * ROW + i), l = broadcast4(w + r * ROW + PIECE + i);
+          const VI h = broadcast4(weight + r * ROW), l = broadcast4(weight + r * ROW + PIECE);
           TT_UNROLL for (int n = 0; n < NV; ++n) high[r][n] = dot4_nibble(high[r][n], h, v[n]);
           TT_UNROLL for (int n = 0; n < NV; ++n) low[r][n] = dot4_nibble(low[r][n], l, v[n]);
         }
@@ -356,6 +380,7 @@ template <class Kv> struct Segment {
   uint8_t* const weights;  // [MAX_ROWS, SEGMENT] of four bytes at most
   const uint8_t* k[TILES];
   const uint8_t* v[TILES];
+  Ahead values_ahead, keys_ahead;  // asked for while scores are computed; while values are weighted
 
   template <int MR> void part(const uint8_t* values, const Query* q, const Span* spans, float* const* out) {
     Span all = spans[0], common = spans[0];  // what any row sees, and what every one does
@@ -364,20 +389,19 @@ template <class Kv> struct Segment {
       common = {spans[r].lo > common.lo ? spans[r].lo : common.lo, spans[r].hi < common.hi ? spans[r].hi : common.hi};
     }
     const int tile0 = all.lo / TILE, tile1 = (all.hi + TILE - 1) / TILE;
-    VF top[MR];
-    for (int r = 0; r < MR; ++r) top[r] = set1(-INF);
     constexpr int NT = columns(MR, 1);
     int t = tile0;
-    for (; t + NT <= tile1; t += NT) scored<MR, NT>(t, values, q, spans, top);
-    if constexpr (NT > 2) for (; t + 2 <= tile1; t += 2) scored<MR, 2>(t, values, q, spans, top);
-    for (; t < tile1; ++t) scored<MR, 1>(t, values, q, spans, top);
+    for (; t + NT <= tile1; t += NT) scored<MR, NT>(t, values, q, spans, common);
+    if constexpr (NT > 2) for (; t + 2 <= tile1; t += 2) scored<MR, 2>(t, values, q, spans, common);
+    for (; t < tile1; ++t) scored<MR, 1>(t, values, q, spans, common);
 
     float scale[MR];
     for (int r = 0; r < MR; ++r) {
-      const float m = hmax(top[r]);
+      float* s = scores + (size_t)r * SEGMENT;
+      const float m = largest(s, tile0, tile1);
       top_of(out[r], head_dim) = m;
       sum_of(out[r], head_dim) =
-          Kv::weigh(scores + (size_t)r * SEGMENT, set1(m), tile0, tile1, spans[r], v, head_dim, weights + r * Kv::ROW, scale + r);
+          Kv::weigh(s, set1(m), tile0, tile1, spans[r], v, head_dim, weights + r * Kv::ROW, scale + r);
     }
     // What all of these rows see is weighted together, what only some see row by row before and after it: a row's order of
     // positions stays the same, and nothing unseen is touched. Integers need no such care: their unseen weights are zero.
@@ -403,20 +427,31 @@ template <class Kv> struct Segment {
   }
 
  private:
-  // Scaled, capped and masked scores of NT tiles; `top` takes their maxima.
-  template <int MR, int NT> TT_INLINE void scored(int t, const uint8_t* values, const Query* q, const Span* spans, VF* top) {
+  // The largest score of a row; a maximum does not depend on the order.
+  static TT_INLINE float largest(const float* s, int tile0, int tile1) {
+    VF a = load(s + tile0 * TILE), b = a;
+    for (int t = tile0 + 1; t + 1 < tile1; t += 2) a = max(a, load(s + t * TILE)), b = max(b, load(s + (t + 1) * TILE));
+    return hmax(max(max(a, b), load(s + (tile1 - 1) * TILE)));
+  }
+
+  // Scaled, capped and masked scores of NT tiles; `common` is what all rows see.
+  template <int MR, int NT> TT_INLINE void scored(int t, const uint8_t* values, const Query* q, const Span* spans, Span common) {
     typename Kv::Sum acc[MR][NT];
     TT_UNROLL for (int r = 0; r < MR; ++r)
       TT_UNROLL for (int n = 0; n < NT; ++n) acc[r][n] = Kv::begin(q[r].start);
+    TT_UNROLL for (int n = 0; n < NT; ++n) values_ahead.ask(t + n);
     Kv::template scores<MR, NT>(k + t, values, head_dim, acc);
-    TT_UNROLL for (int r = 0; r < MR; ++r) {
-      TT_UNROLL for (int n = 0; n < NT; ++n) {
-        VF x = Kv::score(acc[r][n], q[r].factor, k[t + n], head_dim);
+    float* s = scores + t * TILE;
+    TT_UNROLL for (int r = 0; r < MR; ++r)
+      TT_UNROLL for (int n = 0; n < NT; ++n) store(s + r * SEGMENT + n * TILE, Kv::score(acc[r][n], q[r].factor, k[t + n], head_dim));
+    const bool masked = common.lo > t * TILE || common.hi < (t + NT) * TILE;
+    if (!masked && a.softcap <= 0.0f) return;
+    for (int r = 0; r < MR; ++r) {
+      for (int n = 0; n < NT; ++n) {
+        VF x = load(s + r * SEGMENT + n * TILE);
         if (a.softcap > 0.0f) x = set1(a.softcap * LOG2E) * tanh(x / set1(a.softcap));
-        const int lo = spans[r].lo - (t + n) * TILE, hi = spans[r].hi - (t + n) * TILE;
-        if (lo > 0 || hi < TILE) x = visible(x, set1(-INF), lo, hi);
-        store(scores + (size_t)r * SEGMENT + (t + n) * TILE, x);
-        top[r] = max(top[r], x);
+        x = visible(x, set1(-INF), spans[r].lo - (t + n) * TILE, spans[r].hi - (t + n) * TILE);
+        store(s + r * SEGMENT + n * TILE, x);
       }
     }
   }
@@ -427,7 +462,7 @@ template <class Kv> struct Segment {
     VF acc[MR][NV];
     TT_UNROLL for (int r = 0; r < MR; ++r)
       TT_UNROLL for (int n = 0; n < NV; ++n) acc[r][n] = begun[r] ? load(out[r] + d + 16 * n) : zero();
-    Kv::template values<MR, NV>(v, weights, scale, head_dim, d, joint, acc);
+    Kv::template values<MR, NV>(v, weights, scale, head_dim, d, joint, d ? Ahead{} : keys_ahead, acc);
     TT_UNROLL for (int r = 0; r < MR; ++r)
       TT_UNROLL for (int n = 0; n < NV; ++n) store(out[r] + d + 16 * n, acc[r][n]);
   }
@@ -451,18 +486,32 @@ template <class Kv> void block_part(Segment<Kv>& segment, int rows, const uint8_
   }
 }
 
+// Where the keys of a segment's tiles lie; returns how many tiles the sequence has of it.
+inline int key_tiles(const KvLayer& kv, const StepView& s, int64_t sequence, int32_t kv_head, int64_t segment, const uint8_t** tiles) {
+  const int32_t* table = s.block_tables + sequence * s.table_width;
+  const int64_t begin = segment * SEGMENT, last = s.positions[s.row_starts[sequence + 1] - 1];
+  int t = 0;
+  for (; t < TILES && begin + t * TILE <= last; ++t) {
+    const int64_t position = begin + t * TILE, block = table[position / kv.block_size];
+    tiles[t] = kv.k + (size_t)block * kv.block_bytes() + (size_t)kv_head * kv.head_bytes() +
+               (size_t)(position % kv.block_size) / TILE * kv.tile_bytes();
+  }
+  return t;
+}
+
 template <class Kv>
-void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0, int64_t row1,
-            int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial, float* out) {
+void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const AttentionTask& task, const AttentionTask* next,
+            uint8_t* scratch, float* partial, float* out) {
+  const int64_t row0 = task.row0, row1 = task.row1, segment0 = task.segment0;
+  const int32_t kv_head = task.kv_head;
   const int hd = kv.head_dim, group = a.heads / kv.heads;
   const int rows = (int)(row1 - row0) * group, part = (int)part_size(hd);
-  const int32_t* table = s.block_tables + sequence * s.table_width;
   auto take = [&](size_t bytes) {
     uint8_t* p = scratch;
     scratch += (bytes + 63) / 64 * 64;
     return p;
   };
-  Segment<Kv> segment{a, hd, (float*)take((size_t)MAX_ROWS * SEGMENT * 4), take((size_t)MAX_ROWS * SEGMENT * 4), {}, {}};
+  Segment<Kv> segment{a, hd, (float*)take((size_t)MAX_ROWS * SEGMENT * 4), take((size_t)MAX_ROWS * SEGMENT * 4), {}, {}, {}, {}};
   float* fresh = (float*)take((size_t)MAX_ROWS * part * 4);
   float* running = (float*)take((size_t)rows * part * 4);
   Query* queries = (Query*)take((size_t)rows * sizeof(Query));
@@ -480,14 +529,18 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_
     }
     r0 += n;
   }
-  const int64_t last = s.positions[row1 - 1];
-  for (int64_t seg = segment0; seg < segment1; ++seg) {
+  const uint8_t* coming[TILES];
+  for (int64_t seg = segment0; seg < task.segment1; ++seg) {
     const int64_t begin = seg * SEGMENT, end = begin + SEGMENT;
-    for (int t = 0; t < TILES && begin + t * TILE <= last; ++t) {
-      const int64_t position = begin + t * TILE, block = table[position / kv.block_size];
-      segment.k[t] = kv.k + (size_t)block * kv.block_bytes() + (size_t)kv_head * kv.head_bytes() +
-                     (size_t)(position % kv.block_size) / TILE * kv.tile_bytes();
-      segment.v[t] = segment.k[t] + (kv.v - kv.k);
+    const int tiles = key_tiles(kv, s, task.sequence, task.kv_head, seg, segment.k);
+    for (int t = 0; t < tiles; ++t) segment.v[t] = segment.k[t] + (kv.v - kv.k);
+    // Few rows are done with a segment sooner than memory brings it: ask for its values, and for the keys to come, in time.
+    if (rows == block_rows(rows)) {
+      int count = 0;
+      if (seg + 1 < task.segment1) count = key_tiles(kv, s, task.sequence, task.kv_head, seg + 1, coming);
+      else if (next) count = key_tiles(kv, s, next->sequence, next->kv_head, next->segment0, coming);
+      segment.values_ahead = {segment.v, tiles, kv.tile_bytes()};
+      segment.keys_ahead = {coming, count, kv.tile_bytes()};
     }
     for (int r0 = 0, n; r0 < rows; r0 += n) {
       n = block_rows(rows - r0);
@@ -532,11 +585,10 @@ template <class Kv> void store_row(const KvLayer& kv, const float* k, const floa
 
 }  // namespace
 
-void attention(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0,
-               int64_t row1, int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial,
-               float* out) {
+void attention(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const AttentionTask& task, const AttentionTask* next,
+               uint8_t* scratch, float* partial, float* out) {
   auto* run = kv.type == KvType::BF16 ? attend<Bf16> : kv.type == KvType::INT8 ? attend<Int8> : attend<F32>;
-  run(kv, a, s, sequence, row0, row1, kv_head, segment0, segment1, scratch, partial, out);
+  run(kv, a, s, task, next, scratch, partial, out);
 }
 
 void attention_merge(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out) {

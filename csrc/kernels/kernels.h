@@ -111,6 +111,14 @@ struct AttentionArgs {
   float softcap;    // 0: none
 };
 
+// Query rows [row0, row1) of one sequence (ATTENTION_TOKENS at most), all query heads of one kv head, over the segments
+// [segment0, segment1). `partial`: where its parts go among those to be merged, in floats; -1 when it merges them itself.
+struct AttentionTask {
+  int64_t sequence, row0, row1;
+  int32_t kv_head;
+  int64_t segment0, segment1, partial;
+};
+
 struct SampleArgs {
   int64_t rows, vocab;
   float* logits;  // [rows, vocab], overwritten
@@ -151,13 +159,12 @@ struct Kernels {
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t dim, bool interleaved, const float* cos, const float* sin);
   // Write one row's keys and values at an offset of a block.
   void (*kv_store)(const KvLayer& kv, const float* k, const float* v, int32_t block, int32_t offset);
-  // Query rows [row0, row1) of one sequence (ATTENTION_TOKENS at most), all query heads of one kv head, over the
-  // segments [segment0, segment1). Merged in ascending order into `out` [T, heads * head_dim] when `partial` is null;
-  // else the fresh parts go to partial[segment - segment0][row - row0][query head][part_size], as weighted values, maximum
-  // and sum. `scratch` has attention_scratch bytes, aligned to 64.
-  void (*attention)(const KvLayer& kv, const AttentionArgs& a, const StepView& s, int64_t sequence, int64_t row0,
-                    int64_t row1, int32_t kv_head, int64_t segment0, int64_t segment1, uint8_t* scratch, float* partial,
-                    float* out);
+  // One task's rows. Merged in ascending order into `out` [T, heads * head_dim] when `partial` is null; else the fresh parts
+  // go to partial[segment - segment0][row - row0][query head][part_size], as weighted values, maximum and sum. `next` is
+  // what this thread does afterwards, as far as known, or null: its keys are asked for. `scratch` has attention_scratch
+  // bytes, aligned to 64.
+  void (*attention)(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const AttentionTask& task,
+                    const AttentionTask* next, uint8_t* scratch, float* partial, float* out);
   // Merge `segments` parts of one query head, `stride` floats apart.
   void (*attention_merge)(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);

@@ -17,8 +17,8 @@ void silu_mul(const float*, const float*, int64_t, float*);
 void add(const float*, const float*, int64_t, float*);
 void rope(float*, int32_t, int32_t, int32_t, bool, const float*, const float*);
 void kv_store(const KvLayer&, const float*, const float*, int32_t, int32_t);
-void attention(const KvLayer&, const AttentionArgs&, const StepView&, int64_t, int64_t, int64_t, int32_t, int64_t,
-               int64_t, uint8_t*, float*, float*);
+void attention(const KvLayer&, const AttentionArgs&, const StepView&, const AttentionTask&, const AttentionTask*, uint8_t*, float*,
+               float*);
 void attention_merge(float*, int64_t, int64_t, int32_t, float*);
 void sample_row(const SampleArgs&, int64_t, uint8_t*);
 int64_t peak_macs(Peak, int64_t);

@@ -70,7 +70,15 @@ inline int32_t hsumi(VI a) { return _mm512_reduce_add_epi32(a.v); }
 // acc[lane] += sum over 4 bytes of (u[lane] - DOT4_ZERO) * s[lane], exactly; u unsigned, s signed. Which zero point costs
 // nothing depends on the instruction set, and the caller corrects for it.
 constexpr int DOT4_ZERO = 0;
-inline VI dot4(VI acc, VI u, VI s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
+inline VI dot4(VI acc, VI u, VI s) {
+#if defined(__GNUC__) && !defined(__clang__)
+  // Not the intrinsic: in loops over many sums GCC copies each of them before and behind it.
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(u.v), "v"(s.v));
+  return acc;
+#else
+  return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
+#endif
+}
 // acc[lane] += sum over 4 bytes of u[lane] * s[lane], where every u is below 128.
 inline VI dot4_nibble(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 // The same where every u is even, and up to 254.

@@ -184,13 +184,14 @@ def test_no_number_reaches_no_row_before_it(isa: str, dtype: str, window: int) -
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_split_context_is_a_whole_one(isa: str, window: int) -> None:
-    """A lone long sequence is split over segments and merged; with others beside it, or on one thread, it is not."""
+    """A long sequence is split over segments and merged, a few rows at a time or one; with many others beside it, or on
+    one thread, it is not."""
     ids = np.random.default_rng(8).integers(0, 97, 1100).tolist()
     shape = Shape("bfloat16", heads=8, kv_heads=4, head_dim=32, block_size=64, window=window)
     cuts = [500, 1000, *range(1001, 1100, 9)]
     expected = attention_bits(shape, isa, ids, seed=1, cuts=cuts)  # 4 heads, 1 thread: whole
     split = attention_bits(shape, isa, ids, seed=2, cuts=cuts, threads=3)
-    beside = attention_bits(shape, isa, ids, seed=3, cuts=cuts, threads=3, company=4)
+    beside = attention_bits(shape, isa, ids, seed=3, cuts=cuts, threads=3, company=16)
     np.testing.assert_array_equal(split, expected)
     np.testing.assert_array_equal(beside, expected)
 
@@ -198,7 +199,7 @@ def test_a_split_context_is_a_whole_one(isa: str, window: int) -> None:
 def test_split_and_whole_paths_are_both_taken() -> None:
     """The test above compares something only if the native planner splits where it is thought to."""
     ids = np.random.default_rng(8).integers(0, 97, 600).tolist()
-    for threads, company, split in ((1, 0, False), (3, 0, True), (3, 4, False)):
+    for threads, company, split in ((1, 0, False), (3, 0, True), (3, 4, True), (3, 7, False)):
         shape = Shape("float32", heads=8, kv_heads=4, head_dim=16)
         tables, blocks = sequences_in_blocks(np.random.default_rng(1), [600, *[16] * company], 16)
         executable = shape.harness(97, 5, blocks=blocks).compile(native(ISAS[0], threads))
