@@ -41,19 +41,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_cpp import Flags, LlamaCpp, find_programs
-from other_load import OtherLoad
 from ours import Tokentrail
 from processes import free_port, server, tokentrail
 from results import Results, Sample, spread
 
 from tokentrail import __version__
 from tokentrail.checkpoints import demo_model_path, open_checkpoint
+from tokentrail.cli.bench.other_load import OtherLoad
 from tokentrail.cli.bench.steps import step_weight_bytes
 from tokentrail.ops.native import MachineProbe
 
 OURS = "Tokentrail"
 FILE = "the file"
-OTHER_FORMATS = ("Q4_0", "Q8_0", "BF16")
+OTHER_FORMATS = ("Q4_0", "Q4_0 pure", "Q8_0", "BF16")
 CLIENTS, REQUESTS = 32, 96
 PROMPT, GENERATE, LONG, LONG_GENERATE = 128, 64, 4000, 32
 
@@ -183,9 +183,9 @@ class Comparison:
             decode(8),
             decode(32),
             decode(64),
-            long(1, LARGE_UBATCH, ("Q4_0", "BF16")),
-            long(8, FLASH, ("Q4_0",)),
-            Measurement("http", self._http_ours, self._http_peer, FLASH, ("Q4_0",)),
+            long(1, LARGE_UBATCH, ("Q4_0", "Q4_0 pure", "BF16")),
+            long(8, FLASH, ("Q4_0", "Q4_0 pure")),
+            Measurement("http", self._http_ours, self._http_peer, FLASH, ("Q4_0", "Q4_0 pure")),
         ]
 
     def pending(self, measurement: Measurement, turn: int, formats: tuple[str, ...]) -> Iterator[str]:
@@ -229,7 +229,7 @@ class Comparison:
         """The model in another format; made once."""
         if format == FILE:
             return self.model
-        path = self.cache / f"{self.model.stem}.as-{format}.gguf"
+        path = self.cache / f"{self.model.stem}.as-{format.replace(' ', '-')}.gguf"
         if not path.exists():
             print(f"making {path}", file=sys.stderr)
             self.llama.convert(self.model, format, path)
@@ -322,7 +322,7 @@ class Report:
                 f"Decode, batch 1: {spread(share, '.0%')} of what the memory allows{verdict}; it reads at "
                 f"{spread(reads, '.1f')} GB/s."
             )
-        for side in [OURS, *(peer_side(f, flags) for f in (FILE, "Q4_0") for flags in FLASH)]:
+        for side in [OURS, *(peer_side(f, flags) for f in (FILE, "Q4_0", "Q4_0 pure") for flags in FLASH)]:
             middle, tail = (self.results.values("http", side, f"itl_{p}") for p in ("p50", "p99"))
             if middle:
                 failed = sum(self.results.values("http", side, "failed"))

@@ -12,9 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from compare_llama_cpp import FILE, OURS, Comparison, Line, Measurement, Report
 from llama_cpp import Flags, LlamaCpp
-from other_load import OtherLoad
 from random_model import matrices, random_blocks, rope_factors
 from results import Results, Sample, spread
+
+from tokentrail.cli.bench.other_load import OtherLoad
 
 ON, OFF = Flags(), Flags(flash=False)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokentrail.cli.help import Command
-from tokentrail.cli.options import EngineOptions, takes_options
+from tokentrail.cli.options import EngineOptions, note, takes_options
 from tokentrail.cli.units import read_flag
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tokentrail.engine import EngineConfig
     from tokentrail.ops.native import Machine
     from tokentrail.protocol import EngineInfo
+
+
+IDLE = 0.05
+"""Share of the cores that others may take before the result is called into question."""
 
 
 @takes_options
@@ -47,6 +51,7 @@ def roofline(
     """Measure what this machine can do, and how near the model's steps come to it."""
     from tokentrail.checkpoints import demo_model_path, open_checkpoint
     from tokentrail.cli.bench.inprocess import engine_facts, engine_line
+    from tokentrail.cli.bench.other_load import OtherLoad
     from tokentrail.cli.bench.report import print_report, progress_bar, write_json
     from tokentrail.cli.bench.steps import StepBench, StepShape
     from tokentrail.engine.model_runner import ModelRunner
@@ -64,6 +69,7 @@ def roofline(
     checkpoint = open_checkpoint(config.model or demo_model_path())
     bench = StepBench(runner, checkpoint, config.kv_cache_dtype)
     measured: list[tuple[StepResult, float]] = []
+    others = OtherLoad()
     with progress_bar() as bar:
         task = bar.add_task("machine", total=2 + len(shapes), detail="")
         scaling = {n: MachineProbe(n, isa=isa).bandwidth() for n in _thread_counts(threads)}
@@ -79,6 +85,12 @@ def roofline(
             before = after
             bar.advance(task)
         macs = {name: max(macs[name], rate) for name, rate in probe.macs().items()}
+    disturbed = others.share()
+    if disturbed > IDLE:
+        note(
+            f"other processes took {disturbed:.0%} of the cores: these are not this machine's numbers; measure again "
+            "when it is idle."
+        )
     results = [(result, Machine(bandwidth, macs)) for result, bandwidth in measured]
     scaling[threads] = max(scaling[threads], *(machine.bandwidth for _, machine in results))
     reads = ", ".join(f"{rate / 1e9:.1f} GB/s ({n} {_plural(n, 'thread')})" for n, rate in scaling.items())
@@ -102,6 +114,7 @@ def roofline(
             "bandwidth_by_threads": scaling,
             "macs_per_core": core,
             "macs": macs,
+            "others_share": disturbed,
             "steps": [_step_json(result, machine) for result, machine in results],
         }
         write_json(output, facts)
