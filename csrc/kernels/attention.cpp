@@ -514,6 +514,14 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const 
   Segment<Kv> segment{a, hd, (float*)take((size_t)MAX_ROWS * SEGMENT * 4), take((size_t)MAX_ROWS * SEGMENT * 4), {}, {}, {}, {}};
   float* fresh = (float*)take((size_t)MAX_ROWS * part * 4);
   float* running = (float*)take((size_t)rows * part * 4);
+  // A head's queries and results lie too far apart for the hardware to foresee.
+  for (int64_t row = row0; row < row1; ++row) {
+    const size_t at = (size_t)(row * a.heads + kv_head * group) * hd;
+    for (int d = 0; d < group * hd; d += LANES) {
+      __builtin_prefetch(a.q + at + d, 0, 3);
+      if (!partial) __builtin_prefetch(out + at + d, 1, 2);
+    }
+  }
   Query* queries = (Query*)take((size_t)rows * sizeof(Query));
   const size_t words = (size_t)hd * Kv::ELEMENT / 4;
   uint32_t* values = (uint32_t*)take((size_t)rows * words * 4);
