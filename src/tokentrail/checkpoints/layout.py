@@ -9,6 +9,15 @@ layers.{i}.mlp_norm          (hidden,)
 layers.{i}.gate, .up         (intermediate, hidden)
 layers.{i}.down              (hidden, intermediate)
 layers.{i}.{matrix}.bias     (rows of the matrix,)                 optional
+layers.{i}.q_norm, .k_norm   (head_dim,)                           of each head: Qwen3, Gemma 3
+layers.{i}.attn_post_norm    (hidden,)                             of what attention gives: GLM-4, Gemma
+layers.{i}.mlp_post_norm     (hidden,)                             of what the feed-forward network gives
+layers.{i}.sinks             (heads,)                              scores that take part in softmax alone: gpt-oss
+layers.{i}.router            (experts, hidden)                     instead of gate, up, down, where there are experts
+layers.{i}.router_correction (experts,)                            added to scores for the choice only: ERNIE 4.5
+layers.{i}.experts.{e}.gate, .up, .down                            as gate, up, down, of one expert
+layers.{i}.shared.gate, .up, .down                                 of the experts that every token has
+layers.{i}.shared_gate       (1, hidden)                           Qwen2-MoE
 norm                         (hidden,)
 head                         (vocab, hidden)                       absent when tied to `embed`
 rope_freqs                   (rope.dim / 2,)                       optional: divisors of the frequencies

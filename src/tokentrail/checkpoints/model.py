@@ -21,7 +21,8 @@ class RopeConfig:
     interleaved: bool = False
     """True: pairs are (2i, 2i+1), as in the paper and GGUF's llama files; False: (i, i + dim/2), as in HF."""
     scaling: str = "none"
-    """none, linear, llama3 (per-frequency factors), yarn. In GGUF, llama3 is the tensor `rope_freqs`."""
+    """none, linear, dynamic (NTK), llama3 (per-frequency factors), yarn, longrope. In GGUF, llama3 is the tensor
+    `rope_freqs`."""
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -30,6 +31,32 @@ class RopeConfig:
     """Multiplies cos and sin: the whole of it, YaRN's 0.1 ln(factor) + 1 included."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    """LongRoPE (arXiv:2402.13753): divisors of the dim / 2 frequencies for contexts up to `original_max_position` …"""
+    long_factors: tuple[float, ...] = ()
+    """… and for longer ones. Which holds is decided once, by the longest context served."""
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A feed-forward network of experts, of which a router chooses a few for each token."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    scoring: str = "softmax"
+    """How scores become weights: `softmax` over all experts, `sigmoid` of each, or `softmax_of_chosen`."""
+    normalize: bool = True
+    """Whether the weights of the chosen are divided by their sum."""
+    scale: float = 1.0
+    """Multiplies the weights in the end."""
+    shared_intermediate_size: int = 0
+    """Of the experts that every token has, taken together; 0: there are none."""
+    shared_gate: bool = False
+    """Whether a gate, sigmoid(x · shared_gate), scales what they give (Qwen2-MoE)."""
+    layers: tuple[bool, ...] = ()
+    """Which layers have experts; empty: all."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +64,7 @@ class ModelConfig:
     """The numbers a model family needs, in one vocabulary for all formats."""
 
     architecture: str
-    """Family name: llama, …"""
+    """Family name: llama, qwen3, …: the module of `models/` that runs it."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -51,6 +78,28 @@ class ModelConfig:
     rope: RopeConfig
     tie_embeddings: bool = False
     sliding_window: int | None = None
+    """Positions that a token sees, itself included; None: all before it."""
+    windowed_layers: tuple[bool, ...] = ()
+    """Which layers have the sliding window; empty: all."""
+    rope_local: RopeConfig | None = None
+    """RoPE of the windowed layers, where it differs (Gemma 3)."""
+    attention_scale: float | None = None
+    """Multiplies scores; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    """Scores become cap · tanh(score / cap); 0: they stay (Gemma 2)."""
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """Added to the weights of norms: 1 where a format stores Gemma's as trained."""
+    moe: MoeConfig | None = None
+
+    def window(self, layer: int) -> int:
+        """Positions that a token of this layer sees; 0: all before it."""
+        windowed = not self.windowed_layers or self.windowed_layers[layer]
+        return self.sliding_window or 0 if windowed else 0
+
+    def has_experts(self, layer: int) -> bool:
+        return self.moe is not None and (not self.moe.layers or self.moe.layers[layer])
 
 
 def _nothing_to_release() -> None:

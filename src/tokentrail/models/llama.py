@@ -33,7 +33,7 @@ def forward(ops: Recorder, config: ModelConfig, w: Weights, rope: RopeAngles) ->
         q = ops.rope(q, angles, heads=config.num_heads, interleaved=interleaved)
         k = ops.rope(k, angles, heads=config.num_kv_heads, interleaved=interleaved)
         ops.kv_store(k, v, layer=i)
-        a = ops.attention(q, layer=i, heads=config.num_heads, scale=scale, window=config.sliding_window or 0)
+        a = ops.attention(q, layer=i, heads=config.num_heads, scale=scale, window=config.window(i))
         x = ops.linear(a, layer.linear("o"), residual=x)
 
         h = ops.rms_norm(x, layer.vector("mlp_norm"), eps=eps)

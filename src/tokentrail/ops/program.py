@@ -32,6 +32,24 @@ class Linear:
     bias: Any = None
 
 
+@dataclass(frozen=True)
+class Expert:
+    """A gated feed-forward network: down(activation(gate(x), up(x)))."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_oai")
+"""Of gated feed-forward networks, of g = gate(x) and u = up(x): g · sigmoid(g) · u; Gaussian error linear units by
+tanh, 0.5 · g · (1 + tanh(sqrt(2/π) · (g + 0.044715 · g³))) · u (Hendrycks & Gimpel 2016, arXiv:1606.08415); and
+gpt-oss's, with g capped at 7 and u held within ±7: g · sigmoid(1.702 · g) · (u + 1)."""
+
+SCORINGS = ("softmax", "sigmoid", "softmax_of_chosen")
+"""How a router's scores become weights: over all experts, each by itself, or over the chosen ones."""
+
+
 class Value:
     """A symbolic activation: `dim` float32 values a row, one row a token of the step (or a logit row)."""
 
@@ -107,9 +125,16 @@ class Recorder:
         """Row `token` of the table [vocab, dim] for each token of the step, times `scale`."""
         return self._record("embedding", (), "tokens", dim, (table,), scale=scale)
 
-    def rms_norm(self, x: Value, weight: Any, *, eps: float, weight_offset: float = 0.0) -> Value:
-        """x / sqrt(mean(x²) + eps) · (weight + weight_offset) (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-        return self._record("rms_norm", (x,), x.rows, x.dim, (weight,), eps=eps, weight_offset=weight_offset)
+    def rms_norm(
+        self, x: Value, weight: Any, *, eps: float, weight_offset: float = 0.0, heads: int = 1
+    ) -> Value:
+        """x / sqrt(mean(x²) + eps) · (weight + weight_offset) (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+        With `heads`, of each head by itself; `weight` [dim / heads] is the same for all.
+        """
+        return self._record(
+            "rms_norm", (x,), x.rows, x.dim, (weight,), eps=eps, weight_offset=weight_offset, heads=heads
+        )
 
     def linear(self, x: Value, layer: Linear, *, residual: Value | None = None) -> Value:
         """x Wᵀ (+ bias) (+ residual)."""
@@ -131,14 +156,26 @@ class Recorder:
         self._calls.append(Call("kv_store", (k.id, v.id), None, (), {"layer": layer}))
 
     def attention(
-        self, q: Value, *, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: Value,
+        *,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Any = None,
     ) -> Value:
-        """softmax(scale · q Kᵀ, capped, causal, within `window`) V over everything cached of the row's sequence."""
+        """softmax(scale · q Kᵀ, capped, causal, within `window`) V over everything cached of the row's sequence.
+
+        `sinks` [heads] or None: one more score for each head, which takes its part of the softmax and has no value.
+        """
         return self._record(
             "attention",
             (q,),
             q.rows,
             q.dim,
+            () if sinks is None else (sinks,),
             layer=layer,
             heads=heads,
             scale=scale,
@@ -149,6 +186,53 @@ class Recorder:
     def silu_mul(self, gate: Value, up: Value) -> Value:
         """gate · sigmoid(gate) · up (SwiGLU: Shazeer 2020, arXiv:2002.05202)."""
         return self._record("silu_mul", (gate, up), gate.rows, gate.dim)
+
+    def gelu_mul(self, gate: Value, up: Value) -> Value:
+        """`gelu_tanh` of ACTIVATIONS (GeGLU: Shazeer 2020, arXiv:2002.05202)."""
+        return self._record("gelu_mul", (gate, up), gate.rows, gate.dim)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """cap · tanh(x / cap)."""
+        return self._record("softcap", (x,), x.rows, x.dim, cap=cap)
+
+    def sigmoid_mul(self, gate: Value, x: Value) -> Value:
+        """sigmoid(gate) · x, where `gate` has one value a row."""
+        return self._record("sigmoid_mul", (gate, x), x.rows, x.dim)
+
+    def route(
+        self,
+        scores: Value,
+        *,
+        chosen: int,
+        scoring: str = "softmax",
+        correction: Any = None,
+        normalize: bool = True,
+        scale: float = 1.0,
+    ) -> Value:
+        """Scores [rows, experts] → weights [rows, experts]: zero but for the `chosen` best of each row.
+
+        Chosen by the scores after `scoring` (before it for `softmax_of_chosen`), plus `correction` [experts] where
+        there is one; of equals the lower id. Weights are without the correction, divided by their sum where
+        `normalize` says so, times `scale`.
+        """
+        weights = () if correction is None else (correction,)
+        return self._record(
+            "route",
+            (scores,),
+            scores.rows,
+            scores.dim,
+            weights,
+            chosen=chosen,
+            scoring=scoring,
+            normalize=normalize,
+            scale=scale,
+        )
+
+    def experts(
+        self, x: Value, weights: Value, experts: tuple[Expert, ...], *, activation: str = "silu"
+    ) -> Value:
+        """Σ over experts e, ascending, of weights[e] · expert e of x. Nothing is computed where the weight is zero."""
+        return self._record("experts", (x, weights), x.rows, x.dim, experts, activation=activation)
 
     def add(self, a: Value, b: Value) -> Value:
         return self._record("add", (a, b), a.rows, a.dim)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
-from tokentrail.ops.program import Call, Program
+from tokentrail.ops.program import OUTLIERS, Call, Linear, Program
 from tokentrail.ops.reference.sampling import sample_row
 
 F64 = npt.NDArray[np.float64]
@@ -110,6 +110,29 @@ def round_bfloat16(x: F64) -> F64:
     return values
 
 
+def _product(x: F64, layer: Linear, outlier_limit: float) -> F64:
+    if layer.weight.integer:
+        x = quantize_rows(x, outlier_limit)
+    out: F64 = x @ layer.weight.values.T
+    return out if layer.bias is None else out + layer.bias
+
+
+def _sigmoid(x: F64) -> F64:
+    values: F64 = 1 / (1 + np.exp(-x))
+    return values
+
+
+def _gated(gate: F64, up: F64, activation: str) -> F64:
+    """As `ops.program.ACTIVATIONS` defines them."""
+    if activation == "gelu_tanh":
+        product: F64 = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+        return product
+    if activation == "swiglu_oai":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return gate * _sigmoid(1.702 * gate) * (up + 1)
+    return gate * _sigmoid(gate) * up
+
+
 @dataclass
 class _Step:
     tokens: I32
@@ -162,16 +185,12 @@ class ReferenceExecutable:
 
     def _rms_norm(self, step: _Step, call: Call, x: F64) -> F64:
         weight = call.weights[0].astype(np.float64) + call.params["weight_offset"]
-        normed: F64 = x / np.sqrt((x * x).mean(-1, keepdims=True) + call.params["eps"]) * weight
-        return normed
+        heads = x.reshape(len(x), call.params["heads"], -1)
+        normed: F64 = heads / np.sqrt((heads * heads).mean(-1, keepdims=True) + call.params["eps"]) * weight
+        return normed.reshape(x.shape)
 
     def _linear(self, step: _Step, call: Call, x: F64, residual: F64 | None = None) -> F64:
-        matrix, bias = call.weights
-        if matrix.integer:
-            x = quantize_rows(x, self.program.outlier_limit(call.inputs[0]))
-        out: F64 = x @ matrix.values.T
-        if bias is not None:
-            out = out + bias
+        out = _product(x, Linear(*call.weights), self.program.outlier_limit(call.inputs[0]))
         return out if residual is None else out + residual
 
     def _rope_angles(self, step: _Step, call: Call) -> F64:
@@ -225,11 +244,15 @@ class ReferenceExecutable:
                 parts = []
                 for h in range(heads):
                     of = np.s_[:, h // group]
-                    parts.append(self._head(query[h], keys[of], values[of], steps[of], first, position, call))
+                    parts.append(
+                        self._head(query[h], keys[of], values[of], steps[of], first, position, call, h)
+                    )
                 out[row] = np.concatenate(parts)
         return out
 
-    def _head(self, q: F64, keys: F64, values: F64, steps: F64, first: int, position: int, call: Call) -> F64:
+    def _head(
+        self, q: F64, keys: F64, values: F64, steps: F64, first: int, position: int, call: Call, head: int
+    ) -> F64:
         """One query head: weights are rounded within segments of 256 positions, relative to the segment's maximum."""
         tops, sums, outs = [], [], []
         for begin in range(first // SEGMENT * SEGMENT, position + 1, SEGMENT):
@@ -246,6 +269,10 @@ class ReferenceExecutable:
             if self.kv.dtype == "int8":
                 weights = self._round_weights(weights, steps[span])
             outs.append(weights @ values[span])
+        if call.weights:
+            tops.append(call.weights[0][head])
+            sums.append(1.0)
+            outs.append(np.zeros_like(outs[0]))
         scale = np.exp(np.array(tops) - max(tops))
         merged: F64 = (scale[:, None] * np.array(outs)).sum(0) / (scale * np.array(sums)).sum()
         return merged
@@ -264,8 +291,46 @@ class ReferenceExecutable:
         return rounded
 
     def _silu_mul(self, step: _Step, call: Call, gate: F64, up: F64) -> F64:
-        product: F64 = gate / (1 + np.exp(-gate)) * up
-        return product
+        return _gated(gate, up, "silu")
+
+    def _gelu_mul(self, step: _Step, call: Call, gate: F64, up: F64) -> F64:
+        return _gated(gate, up, "gelu_tanh")
+
+    def _softcap(self, step: _Step, call: Call, x: F64) -> F64:
+        capped: F64 = call.params["cap"] * np.tanh(x / call.params["cap"])
+        return capped
+
+    def _sigmoid_mul(self, step: _Step, call: Call, gate: F64, x: F64) -> F64:
+        return _sigmoid(gate) * x
+
+    def _route(self, step: _Step, call: Call, scores: F64) -> F64:
+        scoring, chosen = call.params["scoring"], call.params["chosen"]
+        if scoring == "softmax":
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            scores = scores / scores.sum(-1, keepdims=True)
+        elif scoring == "sigmoid":
+            scores = _sigmoid(scores)
+        by = scores + call.weights[0] if call.weights else scores
+        ids = np.argsort(-by, axis=-1, kind="stable")[:, :chosen]
+        best = np.take_along_axis(scores, ids, -1)
+        if scoring == "softmax_of_chosen":
+            best = np.exp(best - best.max(-1, keepdims=True))
+            best = best / best.sum(-1, keepdims=True)
+        elif call.params["normalize"]:
+            best = best / best.sum(-1, keepdims=True)
+        weights = np.zeros_like(scores)
+        np.put_along_axis(weights, ids, best * call.params["scale"], -1)
+        return weights
+
+    def _experts(self, step: _Step, call: Call, x: F64, weights: F64) -> F64:
+        out = np.zeros_like(x)
+        limit = self.program.outlier_limit(call.inputs[0])
+        for id, expert in enumerate(call.weights):
+            rows = np.flatnonzero(weights[:, id])
+            gate, up = (_product(x[rows], layer, limit) for layer in (expert.gate, expert.up))
+            hidden = _gated(gate, up, call.params["activation"])
+            out[rows] += weights[rows, id, None] * _product(hidden, expert.down, OUTLIERS)
+        return out
 
     def _add(self, step: _Step, call: Call, a: F64, b: F64) -> F64:
         return a + b
