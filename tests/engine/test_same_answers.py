@@ -1,7 +1,7 @@
 """Promise 1, from request to answer: real kernels under random schedules give each request the bits it gets alone.
 
 Batches of any mix, prompts in chunks, prefixes from the cache, preemption, aborted neighbours, 1 to 4 threads, recorded
-and eager. On every instruction set for a small model in which every weight format occurs, and on the best one for the
+and eager, with speculation and without. On every instruction set for a small model in which every weight format occurs, and on the best one for the
 demo model. The parts have such tests of their own: tests/ops (kernels), tests/models (whole forward passes), and
 test_engine_core.py (the engine over a model that is easily computed by hand).
 """
@@ -161,11 +161,20 @@ SCHEDULES = settings(
     threads=THREADS,
     eager=st.booleans(),
     kv_dtype=st.sampled_from(KV_DTYPES),
+    draft=st.sampled_from([None, "ngram"]),
 )
 def test_random_schedules(
-    *, isa: str, schedule: list[Arrival], shape: dict[str, Any], threads: int, eager: bool, kv_dtype: str
+    *,
+    isa: str,
+    schedule: list[Arrival],
+    shape: dict[str, Any],
+    threads: int,
+    eager: bool,
+    kv_dtype: str,
+    draft: str | None,
 ) -> None:
-    random_machine(isa, kv_dtype).check(schedule, threads=threads, enforce_eager=eager, **shape)
+    machine = random_machine(isa, kv_dtype)
+    machine.check(schedule, threads=threads, enforce_eager=eager, speculative_model=draft, **shape)
 
 
 @settings(SCHEDULES, max_examples=4)
