@@ -257,12 +257,6 @@ def test_types_that_cannot_be_run_yet(tmp_path: Path) -> None:
         assert open_checkpoint(path).tensors["layers.0.up"].format == kind
 
 
-def test_folder(tmp_path: Path) -> None:
-    assert "is a folder" in refusal(tmp_path)
-    file = model(tmp_path)
-    assert f"GGUF file, as {file}" in refusal(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "owner/Model-3-8B"])
 def test_a_name_on_a_hub_is_told_from_a_file_that_is_missing(name: str) -> None:
     said = refusal(Path(name))

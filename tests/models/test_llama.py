@@ -170,7 +170,7 @@ def test_a_missing_tensor_is_named(name: str) -> None:
 def test_a_norm_that_is_no_number_is_refused(name: str) -> None:
     checkpoint = random_checkpoint()
     broken = np.full(checkpoint.tensors[name].shape, np.nan, np.float32).view(np.uint8)
-    tensors = {**checkpoint.tensors, name: replace(checkpoint.tensors[name], data=broken)}
+    tensors = {**checkpoint.tensors, name: replace(checkpoint.tensors[name], stored=broken)}
     with pytest.raises(ModelFileError, match=rf"random\.gguf: .*'{name}' holds values that are not numbers"):
         load_model(replace(checkpoint, tensors=tensors), NativeBackend(1))
 

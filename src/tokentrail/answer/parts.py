@@ -15,10 +15,10 @@ class TextParts:
     tokenizer: Tokenizer
     template: ChatTemplate
     path: Path
-    """The checkpoint's file."""
+    """The checkpoint's file or folder."""
     name: str
-    """The file's name without its ending: what the model answers to unless told otherwise. (The name inside
-    the file is a title, often with spaces, and not made to be typed.)"""
+    """The folder's name, or the file's without its ending: what the model answers to unless told otherwise. (The name
+    inside the file is a title, often with spaces, and not made to be typed.)"""
 
 
 def load_text_parts(model: str | None, chat_template: str | None = None) -> TextParts:
@@ -46,4 +46,5 @@ def load_text_parts(model: str | None, chat_template: str | None = None) -> Text
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,
     )
-    return TextParts(tokenizer, template, checkpoint.path, checkpoint.path.stem)
+    path = checkpoint.path
+    return TextParts(tokenizer, template, path, path.resolve().name if path.is_dir() else path.stem)

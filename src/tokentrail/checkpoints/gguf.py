@@ -16,9 +16,7 @@ import contextlib
 import hashlib
 import mmap
 import os
-import stat
 import struct
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +26,7 @@ import numpy.typing as npt
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, DOWNLOAD_AGAIN, file_error, quoted
 from tokentrail.checkpoints.ggml_types import GGML_TYPES, REMOVED_TYPES, GGMLType
+from tokentrail.checkpoints.mapped_file import map_file, release_pages
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -94,53 +93,20 @@ class GGUFFile:
         return self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
 
     def release(self, tensor: GGUFTensor) -> None:
-        """Let go of the memory behind the tensor's bytes. They can still be read: they come from the file again.
-
-        Else a process would hold, besides what it makes of them, all pages of the file that it ever looked at.
-        """
-        if hasattr(mmap, "MADV_DONTNEED"):
-            # Whole pages, with the neighbours' share of the first and the last.
-            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._mapping.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+        """See `mapped_file.release_pages`."""
+        release_pages(self._mapping, tensor.offset, tensor.nbytes)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file. Raises `ModelFileError` when it is missing, damaged or of an unknown version."""
     path = Path(path)
-    mapping = _map(path)
+    mapping = map_file(path, "a .gguf file")
     try:
         return _parse(path, mapping)
     except BaseException:
         with contextlib.suppress(BufferError):  # only when interrupted while an array still looks at it
             mapping.close()
         raise
-
-
-def _map(path: Path) -> mmap.mmap:
-    if sys.byteorder != "little":
-        raise file_error(path, "GGUF reading needs a little-endian machine", "Run on x86-64 or arm64.")
-    try:
-        # Non-blocking, so that a FIFO in place of a file cannot hang us before its kind is known.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise file_error(
-            path, f"cannot be opened ({reason})", "Check the path and its permissions."
-        ) from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise file_error(path, "is not a regular file", "Give the path of a .gguf file.")
-        if status.st_size == 0:
-            raise file_error(path, "is empty", DOWNLOAD_AGAIN)
-        try:
-            return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, OverflowError) as error:
-            raise file_error(
-                path, f"cannot be mapped into memory ({error})", "Copy it to a local file system."
-            ) from None
-    finally:
-        os.close(descriptor)
 
 
 class _Cursor:

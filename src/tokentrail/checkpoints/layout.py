@@ -38,6 +38,9 @@ VECTOR_FORMATS = frozenset({"F32", "F16", "BF16"})
 """Norms and biases are never quantized."""
 
 
+REQUANTIZE = "Convert it: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0 (or Q4_0, Q4_1)."
+
+
 def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     """Canonical names and shapes that a model of this configuration (must have, may have)."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
@@ -66,11 +69,18 @@ def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
 
 
 def check_tensors(
-    path: Path, config: ModelConfig, tensors: Mapping[str, Tensor], stored_names: Mapping[str, str]
+    path: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    stored_names: Mapping[str, str],
+    *,
+    remedy: str = CONVERT_AGAIN,
+    type_remedy: str = REQUANTIZE,
 ) -> None:
     """Raise `ModelFileError` unless the tensors are those of the configuration, in types that can be run.
 
-    `stored_names` maps canonical names to those in the file, for messages that a user can look up.
+    `stored_names` maps canonical names to those in the file, for messages that a user can look up; `remedy` and
+    `type_remedy` are what helps where tensors are not those of the configuration, or in a type that cannot be run.
     """
     # Cheap first: a file with few tensors must not make us list the tensors of a million layers.
     if len(tensors) < config.num_layers:
@@ -87,20 +97,20 @@ def check_tensors(
             problem = (
                 f"tensor {stored} has no place in a {config.architecture} model of {config.num_layers} layers"
             )
-            raise file_error(path, problem, CONVERT_AGAIN)
+            raise file_error(path, problem, remedy)
         if tensor.shape != shape:
             problem = f"tensor {stored} has the shape {tensor.shape}, but the metadata ask for {shape}"
-            raise file_error(path, problem, CONVERT_AGAIN)
+            raise file_error(path, problem, remedy)
         if tensor.format not in RUNNABLE_FORMATS:
             known = ", ".join(sorted(RUNNABLE_FORMATS))
             raise file_error(
                 path,
                 f"tensor {stored} has the type {tensor.format}, which cannot be run yet (supported: {known})",
-                "Convert it: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0 (or Q4_0, Q4_1).",
+                type_remedy,
             )
         if len(shape) == 1 and tensor.format not in VECTOR_FORMATS:
             raise file_error(
                 path,
                 f"tensor {stored} is a vector in the type {tensor.format}; F32, F16 or BF16 is needed",
-                CONVERT_AGAIN,
+                remedy,
             )

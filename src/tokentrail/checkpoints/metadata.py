@@ -11,29 +11,43 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
+from tokentrail.protocol import ModelFileError
 
 
 class Metadata:
-    """Reads values by key. A missing or unfit value raises `ModelFileError` naming file, key and value."""
+    """Reads values by key. A missing or unfit value raises `ModelFileError` naming file, key and value.
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+    `word` says what keys are called in such files, `within` is the key that these values stand under.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        *,
+        word: str = "metadata key",
+        remedy: str = CONVERT_AGAIN,
+        within: str = "",
+    ) -> None:
         self.path = path
         self.values = values
+        self.remedy = remedy
+        self._word = word
+        self._within = within
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
     def fail(self, key: str, expected: str) -> NoReturn:
-        raise file_error(
-            self.path,
-            f"metadata key {key!r} must be {expected}, not {_shown(self.values[key])}",
-            CONVERT_AGAIN,
-        )
+        raise self._error(key, f"must be {expected}, not {_shown(self.values[key])}")
+
+    def _error(self, key: str, problem: str) -> ModelFileError:
+        return file_error(self.path, f"{self._word} {self._within + key!r} {problem}", self.remedy)
 
     def _find(self, key: str, required: bool) -> Any:
         value = self.values.get(key)
         if value is None and required:
-            raise file_error(self.path, f"metadata key {key!r} is missing", CONVERT_AGAIN)
+            raise self._error(key, "is missing")
         return value
 
     def integer(self, key: str, *, low: int, high: int, default: int | None = None) -> int:
@@ -44,11 +58,10 @@ class Metadata:
             return default
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             if not (value == value[0]).all():
-                raise file_error(
-                    self.path,
-                    f"metadata key {key!r} differs between layers, which is not supported here",
-                    "Use a model whose layers are all alike.",
+                problem = (
+                    f"{self._word} {self._within + key!r} differs between layers, which is not supported here"
                 )
+                raise file_error(self.path, problem, "Use a model whose layers are all alike.")
             value = int(value[0])
         if type(value) is not int or not low <= value <= high:
             self.fail(key, f"an integer from {low} to {high}")
@@ -85,6 +98,46 @@ class Metadata:
             self.fail(key, "true or false")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.boolean(key)
+        return default if value is None else value
+
+    def nested(self, key: str) -> Metadata | None:
+        """The object under a key; None where it is missing or null."""
+        value = self._find(key, False)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.fail(key, "an object")
+        return Metadata(self.path, value, word=self._word, remedy=self.remedy, within=f"{self._within}{key}.")
+
+    def numbers(self, key: str, *, low: float, high: float, length: int | None = None) -> tuple[float, ...]:
+        """A list of finite numbers in [low, high] as JSON has it; empty where the key is missing.
+
+        `length`: how many there must be, if there are any.
+        """
+        value = self._find(key, False)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and low <= item <= high for item in value
+        ):
+            self.fail(key, f"a list of numbers from {low:g} to {high:g}")
+        if length is not None and len(value) != length:
+            self.fail(key, f"a list of {length} numbers")
+        return tuple(float(item) for item in value)
+
+    def integers(self, key: str, *, low: int, high: int) -> tuple[int, ...]:
+        """A list of integers in [low, high] as JSON has it; empty where the key is missing."""
+        value = self._find(key, False)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(
+            type(item) is int and low <= item <= high for item in value
+        ):
+            self.fail(key, f"a list of integers from {low} to {high}")
+        return tuple(value)
+
     def texts(self, key: str, *, required: bool = False) -> list[str]:
         """A list of strings; empty where the key is missing and not required."""
         value = self._find(key, required)
@@ -112,4 +165,6 @@ def _shown(value: Any) -> str:
         return f"an array of {value.size} {value.dtype.name}"
     if isinstance(value, list):
         return f"an array of {len(value)} items"
+    if isinstance(value, dict):
+        return f"an object of {len(value)} keys"
     return quoted(value) if isinstance(value, str) else repr(value)

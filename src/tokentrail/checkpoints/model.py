@@ -27,6 +27,8 @@ class RopeConfig:
     original_max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    truncate: bool = True
+    """Of YaRN: whether the range of dimensions that are mixed is widened to whole numbers (gpt-oss: it is not)."""
     attention_factor: float = 1.0
     """Multiplies cos and sin: the whole of it, YaRN's 0.1 ln(factor) + 1 included."""
     beta_fast: float = 32.0
@@ -107,8 +109,17 @@ def _nothing_to_release() -> None:
 
 
 @dataclass(frozen=True)
+class Deferred:
+    """Bytes that are made, anew, each time they are asked for: of formats that are transcoded, of scattered rows."""
+
+    nbytes: int
+    make: Callable[[], npt.NDArray[np.uint8]]
+    """Returns a contiguous array of shape (nbytes,)."""
+
+
+@dataclass(frozen=True)
 class Tensor:
-    """One stored tensor, memory-mapped. `data` are the raw bytes as on disk."""
+    """One tensor of a checkpoint: bytes in a memory-mapped file, or what makes them."""
 
     name: str
     """Canonical name: `embed`, `layers.3.q`, `layers.3.q.bias`, `norm`, `head` …"""
@@ -116,13 +127,18 @@ class Tensor:
     """Logical shape, row-major: (out_features, in_features) for a matrix."""
     format: str
     """GGUF type name (`F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q8_0` …) or another format's."""
-    data: npt.NDArray[np.uint8]
+    stored: npt.NDArray[np.uint8] | Deferred = field(repr=False)
     release: Callable[[], None] = field(default=_nothing_to_release, repr=False, compare=False)
     """Lets go of the memory behind `data`, which can still be read afterwards: for who has made a copy."""
 
     @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes in `format`, flat and contiguous. Ask once: they may have to be made."""
+        return self.stored.make() if isinstance(self.stored, Deferred) else self.stored
+
+    @property
     def nbytes(self) -> int:
-        return int(self.data.nbytes)
+        return int(self.stored.nbytes)
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,10 @@ class TokenizerSource:
     """What a checkpoint says about its tokenizer, uninterpreted. `text.tokenizer` builds from it."""
 
     kind: str
-    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them."""
+    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them; or `folder`:
+    the files of a Hugging Face model."""
+    folder: Path | None = None
+    """Where those files are: tokenizer.json, tokenizer_config.json, tokenizer.model, vocab.json and merges.txt …"""
     pre: str = ""
     """GGUF pre-tokenizer name: smollm, llama-bpe, qwen2 …"""
     tokens: list[str] = field(default_factory=list)
@@ -155,7 +174,7 @@ class Checkpoint:
 
     path: Path
     name: str
-    """A human name: `general.name` or the file's stem."""
+    """A human name: `general.name`, or that of the file or folder."""
     config: ModelConfig
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerSource

