@@ -1,9 +1,9 @@
 """Promise 1, from request to answer: real kernels under random schedules give each request the bits it gets alone.
 
 Batches of any mix, prompts in chunks, prefixes from the cache, preemption, aborted neighbours, 1 to 4 threads, recorded
-and eager, with speculation and without. On every instruction set for a small model in which every weight format occurs, and on the best one for the
-demo model. The parts have such tests of their own: tests/ops (kernels), tests/models (whole forward passes), and
-test_engine_core.py (the engine over a model that is easily computed by hand).
+and eager, with speculation and without. On every instruction set for a small model in which every weight format occurs,
+and on the best one for the demo model. The parts have such tests of their own: tests/ops (kernels), tests/models (whole
+forward passes), and test_engine_core.py (the engine over a model that is easily computed by hand).
 """
 
 from __future__ import annotations
