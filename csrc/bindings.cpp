@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -58,6 +59,16 @@ class BoundProgram : public Program {
   }
 };
 
+// The member of an enumeration that `name` stands for.
+template <class E> E named(const std::string& name, std::initializer_list<const char*> names, const char* what) {
+  int i = 0;
+  for (const char* n : names) {
+    if (name == n) return (E)i;
+    ++i;
+  }
+  throw std::invalid_argument("unknown " + std::string(what) + " " + name);
+}
+
 void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positions, Array1<int32_t> row_starts,
                  Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only) {
   StepView s{};
@@ -74,6 +85,24 @@ void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positi
   s.logit_row_ids = logit_rows.data();
   nb::gil_scoped_release release;
   p.run(s, only);
+}
+
+// gate, up and down, each with its bias or None.
+using ExpertParts = std::tuple<PackedMatrix, std::optional<Array1<float>>, PackedMatrix, std::optional<Array1<float>>, PackedMatrix,
+                               std::optional<Array1<float>>>;
+
+void add_experts(BoundProgram& p, int x, int weights, const std::vector<ExpertParts>& experts, const std::string& activation, int chosen,
+                 int out) {
+  for (int b : {x, weights, out}) p.check_buffer(b);
+  ExpertLayer layer;
+  layer.activation = named<Gated>(activation, {"silu", "gelu_tanh", "swiglu_oai"}, "activation");
+  layer.chosen = chosen;
+  auto bias = [&](const std::optional<Array1<float>>& b, const PackedMatrix& w) { return b ? p.keep(*b, w.matrix.n) : nullptr; };
+  for (const auto& [gate, gate_bias, up, up_bias, down, down_bias] : experts) {
+    for (const PackedMatrix* w : {&gate, &up, &down}) p.matrices.push_back(*w);
+    layer.experts.push_back({gate.matrix, up.matrix, down.matrix, bias(gate_bias, gate), bias(up_bias, up), bias(down_bias, down)});
+  }
+  p.experts(x, weights, std::move(layer), out);
 }
 
 template <class T> const T* optional_data(const std::optional<Array1<T>>& a, size_t size, const char* name) {
@@ -260,6 +289,13 @@ NB_MODULE(_native, m) {
         p.check_buffer(x), p.check_buffer(out);
         p.gather_logit_rows(x, out);
       }, "x"_a, "out"_a)
+      .def("route", [](BoundProgram& p, int scores, std::optional<Array1<float>> correction, int chosen, const std::string& scoring,
+                       bool normalize, float scale, int out) {
+        p.check_buffer(scores), p.check_buffer(out);
+        p.route(scores, correction ? p.keep(*correction, p.dim(scores)) : nullptr, chosen,
+                named<Scoring>(scoring, {"softmax", "sigmoid", "softmax_of_chosen"}, "scoring"), normalize, scale, out);
+      }, "scores"_a, "correction"_a.none(), "chosen"_a, "scoring"_a, "normalize"_a, "scale"_a, "out"_a)
+      .def("experts", &add_experts, "x"_a, "weights"_a, "experts"_a, "activation"_a, "chosen"_a, "out"_a)
       .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1,
            "Run one step; releases the GIL.")
       .def_prop_ro("calls", &BoundProgram::calls)

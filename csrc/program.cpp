@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "activation.h"
 #include "math64.h"
 
 namespace tt {
@@ -14,15 +15,6 @@ namespace {
 
 constexpr int64_t MAX_SIZE = int64_t(1) << 24;  // of a buffer's rows and columns: their product in bytes cannot overflow
 constexpr int64_t ROW_BLOCK = 126;  // rows of a matrix product whose activations stay in the second-level cache
-
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-size_t buffer_bytes(int64_t rows, int64_t dim, bool quantized) {
-  size_t bytes = round_up((size_t)rows * dim * 4, 64);
-  const size_t groups = (size_t)rows * (dim / GROUP);
-  if (quantized) bytes += 2 * round_up((size_t)rows * dim, 64) + 3 * round_up(groups * 4, 64) + round_up(groups, 64);
-  return bytes + 64;
-}
 
 }  // namespace
 
@@ -33,28 +25,15 @@ Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::
 }
 
 int Program::buffer(Rows rows, int64_t dim, bool quantized, float outlier_limit) {
+  return add_buffer(rows, rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows, dim, quantized, outlier_limit);
+}
+
+int Program::add_buffer(Rows rows, int64_t max_rows, int64_t dim, bool quantized, float outlier_limit) {
   if (dim <= 0 || dim > MAX_SIZE) throw std::invalid_argument("a buffer has from 1 to 2^24 values a row");
   if (quantized && dim % GROUP) throw std::invalid_argument("quantized buffers need a multiple of 32 values a row");
-  const int64_t n = rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows;
-  Buffer b{rows, {}, Memory(buffer_bytes(n, dim, quantized))};
-  uint8_t* at = b.memory.data();
-  auto take = [&](size_t bytes) {
-    uint8_t* p = at;
-    at += round_up(bytes, 64);
-    return p;
-  };
-  b.activation.dim = dim;
+  Buffer b{rows, max_rows, {}, Memory(activation_bytes(max_rows, dim, quantized, true))};
+  b.activation = place_activation(b.memory.data(), max_rows, dim, quantized, true);
   b.activation.outlier_limit = outlier_limit;
-  b.activation.f = (float*)take((size_t)n * dim * 4);
-  if (quantized) {
-    const size_t groups = (size_t)n * (dim / GROUP) * 4;
-    b.activation.low = (int8_t*)take((size_t)n * dim);
-    b.activation.high = (int8_t*)take((size_t)n * dim);
-    b.activation.step = (float*)take(groups);
-    b.activation.dsum = (float*)take(groups);
-    b.activation.sum = (int32_t*)take(groups);
-    b.activation.wide = take(groups / 4);
-  }
   buffers_.push_back(std::move(b));
   return (int)buffers_.size() - 1;
 }
@@ -63,6 +42,8 @@ size_t Program::bytes() const {
   size_t n = 0;
   for (const Buffer& b : buffers_) n += b.memory.size();
   for (const Memory& m : scratch_) n += m.size();
+  for (const ExpertWorks& works : expert_works_)
+    for (const ExpertWork& w : works.of_thread) n += w.bytes();
   return n;
 }
 
@@ -172,6 +153,67 @@ void Program::gather_logit_rows(int x, int out) {
   c.x = x, c.out = out;
 }
 
+void Program::route(int scores, const float* correction, int chosen, Scoring scoring, bool normalize, float scale, int out) {
+  need(out, buffers_.at(scores).rows, dim(scores));
+  if (chosen < 1 || chosen > MAX_CHOSEN || chosen > dim(scores)) throw std::invalid_argument("so many experts cannot be chosen");
+  if (scores == out || buffers_[out].activation.low) throw std::invalid_argument("weights of experts need a plain buffer of their own");
+  Call& c = push(Kind::ROUTE, {scores}, {out});
+  c.x = scores, c.out = out, c.route = {dim(scores), chosen, scoring, correction, normalize, scale};
+}
+
+// Buffers and scratch for layers of this shape; those of an earlier layer, where there are any.
+int Program::expert_works(const ExpertLayer& layer, int64_t dim) {
+  ExpertWorks w{};
+  w.experts = (int64_t)layer.experts.size(), w.rows = limits_.tokens, w.dim = dim, w.chosen = layer.chosen;
+  bool quantized = false;
+  for (const Expert& e : layer.experts) {
+    quantized |= is_integer(e.down.layout);
+    for (const Matrix* m : {&e.gate, &e.up}) (is_integer(m->layout) ? w.integers : w.floats) = true;
+  }
+  const int64_t inner = layer.experts[0].gate.n;
+  for (size_t i = 0; i < expert_works_.size(); ++i) {
+    const ExpertWorks& o = expert_works_[i];
+    const Activation& hidden = buffers_[o.hidden].activation;
+    if (o.experts == w.experts && o.dim == dim && o.chosen == w.chosen && o.integers == w.integers && o.floats == w.floats &&
+        hidden.dim == inner && (hidden.low != nullptr) == quantized)
+      return (int)i;
+  }
+  if (w.rows * w.chosen > MAX_SIZE) throw std::invalid_argument("tokens times experts of each must be at most 2^24");
+  w.hidden = add_buffer(Rows::PAIRS, w.rows * w.chosen, inner, quantized, EXPERT_OUTLIERS);
+  const size_t groups = (size_t)max_expert_groups(w.experts, w.rows, w.chosen);
+  w.done = std::make_unique<std::atomic<int32_t>[]>(groups);
+  for (size_t i = 0; i < groups; ++i) w.done[i].store(0, std::memory_order_relaxed);
+  for (int t = 0; t < pool_->size(); ++t) w.of_thread.emplace_back(w.experts, w.rows, w.chosen, dim, w.integers, w.floats);
+  expert_works_.push_back(std::move(w));
+  return (int)expert_works_.size() - 1;
+}
+
+void Program::experts(int x, int weights, ExpertLayer layer, int out) {
+  const Activation& in = buffers_.at(x).activation;
+  const int64_t count = (int64_t)layer.experts.size();
+  if (count < 1 || layer.chosen < 1 || layer.chosen > count) throw std::invalid_argument("so many experts cannot be chosen");
+  for (int id : {x, out}) need(id, Rows::TOKENS, dim(id));
+  need(weights, Rows::TOKENS, count);
+  if (buffers_[out].activation.low) throw std::invalid_argument("the output of experts cannot be quantized in place");
+  if (out == x || out == weights) throw std::invalid_argument("experts cannot write their own input");
+  auto padded = [](int64_t n) { return (n + GROUP - 1) / GROUP * GROUP; };
+  const int64_t inner = layer.experts[0].gate.n;
+  for (const Expert& e : layer.experts) {
+    for (const Matrix* m : {&e.gate, &e.up}) {
+      if (m->n != inner || m->k != padded(in.dim)) throw std::invalid_argument("the matrices of experts do not fit their buffers");
+      if (is_integer(m->layout) && !in.low) throw std::invalid_argument("integer weights need a quantized input");
+    }
+    if (e.down.n != dim(out) || e.down.k != padded(inner)) throw std::invalid_argument("the matrices of experts do not fit their buffers");
+  }
+  const int works = expert_works(layer, in.dim), hidden = expert_works_[works].hidden;
+  auto set = [&](Call& c) {
+    c.x = x, c.y = weights, c.out = out, c.work = works, c.experts = (int)expert_layers_.size();
+  };
+  set(push(Kind::EXPERTS_IN, {x, weights}, {hidden}));
+  set(push(Kind::EXPERTS_OUT, {hidden, weights}, {out}));
+  expert_layers_.push_back(std::move(layer));
+}
+
 void Program::check(const StepView& s) const {
   auto fail = [](const std::string& what) { throw std::invalid_argument("step: " + what); };
   if (s.tokens < 1 || s.tokens > limits_.tokens) fail("number of tokens out of range");
@@ -271,11 +313,11 @@ void Program::run(StepView step, int only) {
 
 void Program::set_timing(bool on) {
   timing_ = on;
-  for (Call& c : calls_) c.seconds = 0;
+  for (Call& c : calls_) c.seconds = 0, c.runs = c.experts_run = 0;
 }
 
 std::vector<CallTiming> Program::timings() const {
-  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "silu_mul", "add", "gather"};
+  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "silu_mul", "add", "gather", "route", "experts in", "experts out"};
   std::vector<CallTiming> out;
   for (const Call& c : calls_) {
     CallTiming t{names[(int)c.kind], c.seconds};
@@ -285,6 +327,21 @@ std::vector<CallTiming> Program::timings() const {
       t.layout = c.w.layout;
       t.weight_bytes = c.w.panels() * (int64_t)c.w.panel_bytes();
       t.macs_per_row = c.w.n * c.w.k;
+    }
+    if (c.kind == Kind::EXPERTS_IN || c.kind == Kind::EXPERTS_OUT) {
+      const ExpertLayer& layer = expert_layers_[c.experts];
+      const Expert& e = layer.experts[0];
+      auto add = [&](const Matrix& w) {
+        t.layout = w.layout;
+        t.weight_bytes += w.panels() * (int64_t)w.panel_bytes();
+        t.macs_per_row += layer.chosen * w.n * w.k;
+      };
+      const Matrix& w = c.kind == Kind::EXPERTS_IN ? e.gate : e.down;
+      t.name += " " + std::to_string(w.n) + "x" + std::to_string(w.k);
+      add(w);
+      if (c.kind == Kind::EXPERTS_IN) add(e.up);
+      // Of those that had rows, on average.
+      t.weight_bytes = c.runs ? t.weight_bytes * c.experts_run / c.runs : 0;
     }
     out.push_back(std::move(t));
   }
@@ -391,6 +448,22 @@ void Program::execute(size_t index, const StepView& s, int thread) {
                             at(c.out, t.row) + (int64_t)h * kv_->head_dim());
         if (out->activation.low) k.quantize(out->activation, t.row);
       });
+      break;
+    }
+    case Kind::ROUTE:
+      each_row(index, rows, grain, [&](int64_t r) { k.route(c.route, at(c.x, r), at(c.out, r)); });
+      break;
+    case Kind::EXPERTS_IN:
+    case Kind::EXPERTS_OUT: {
+      ExpertWorks& works = expert_works_[c.work];
+      const ExpertLayer& layer = expert_layers_[c.experts];
+      const Activation& hidden = buffers_[works.hidden].activation;
+      auto& next = counters_[index].next;
+      ExpertWork& mine = works.of_thread[thread];
+      const int64_t run = c.kind == Kind::EXPERTS_IN
+                              ? experts_in(k, layer, buffers_[c.x].activation, at(c.y, 0), rows, hidden, next, works.done.get(), pool_->size(), mine)
+                              : experts_out(k, layer, hidden, at(c.y, 0), rows, out->activation.f, next, pool_->size(), mine);
+      if (timing_ && thread == 0) ++calls_[index].runs, calls_[index].experts_run += run;
       break;
     }
     case Kind::LINEAR: {

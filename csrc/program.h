@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "experts.h"
 #include "kernels/kernels.h"
 #include "kv_cache.h"
 #include "memory.h"
@@ -18,7 +19,8 @@
 
 namespace tt {
 
-enum class Rows : int32_t { TOKENS, LOGITS };
+// PAIRS: of a token and an expert, as many as a layer of experts takes at most.
+enum class Rows : int32_t { TOKENS, LOGITS, PAIRS };
 
 // What one call took, and what it had to do: weights read once a step, multiply–accumulates a row.
 struct CallTiming {
@@ -50,6 +52,10 @@ class Program {
   void silu_mul(int gate, int up, int out);
   void add(int a, int b, int out);
   void gather_logit_rows(int x, int out);
+  void route(int scores, const float* correction, int chosen, Scoring scoring, bool normalize, float scale, int out);
+  // Σ over experts of weights[e] · expert e of x. A row has `layer.chosen` weights other than zero at most; later ones do not
+  // count.
+  void experts(int x, int weights, ExpertLayer layer, int out);
 
   // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
   void run(StepView step, int only = -1);
@@ -57,7 +63,7 @@ class Program {
   int64_t buffers() const { return (int64_t)buffers_.size(); }
   float* data(int buffer) const { return buffers_[buffer].activation.f; }
   int64_t dim(int buffer) const { return buffers_[buffer].activation.dim; }
-  int64_t max_rows(int buffer) const { return buffers_[buffer].rows == Rows::TOKENS ? limits_.tokens : limits_.logit_rows; }
+  int64_t max_rows(int buffer) const { return buffers_[buffer].max_rows; }
   int64_t vocab() const { return vocab_; }
   size_t bytes() const;
   const Kernels* kernels() const { return kernels_; }
@@ -66,10 +72,11 @@ class Program {
   std::vector<CallTiming> timings() const;
 
  private:
-  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER };
+  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER, ROUTE, EXPERTS_IN, EXPERTS_OUT };
 
   struct Buffer {
     Rows rows;
+    int64_t max_rows;
     Activation activation;
     Memory memory;
   };
@@ -82,17 +89,31 @@ class Program {
     int i0 = 0, i1 = 0, i2 = 0, layer = -1;
     bool flag = false;
     std::vector<double> frequencies;
-    bool barrier = false;  // threads meet before this call
+    RouteArgs route{};
+    int experts = -1, work = -1;  // of expert_layers_ and expert_works_
+    bool barrier = false;         // threads meet before this call
     double seconds = 0;
+    int64_t runs = 0, experts_run = 0;  // while timing: how often, and the experts that had rows in all
   };
   struct MergeTask {
     int64_t row, index;                 // of the step, and among those of its task
     int64_t segments, partial, stride;  // `stride` floats from a segment's parts to the next one's
   };
+  // What layers of experts of one shape share.
+  struct ExpertWorks {
+    int hidden;  // buffer of pairs
+    int64_t experts, rows, dim;
+    int32_t chosen;
+    bool integers, floats;
+    std::unique_ptr<std::atomic<int32_t>[]> done;  // a group
+    std::vector<ExpertWork> of_thread;
+  };
   struct alignas(64) Counter {
     std::atomic<int64_t> next{0};
   };
 
+  int add_buffer(Rows rows, int64_t max_rows, int64_t dim, bool quantized, float outlier_limit);
+  int expert_works(const ExpertLayer& layer, int64_t dim);
   Call& push(Kind kind, std::vector<int> reads, std::vector<int> writes);
   void need(int buffer, Rows rows, int64_t dim) const;
   void check(const StepView& step) const;
@@ -118,6 +139,8 @@ class Program {
   std::unique_ptr<Memory> partials_;
   std::vector<int32_t> row_sequence_;
   std::vector<Memory> scratch_;  // one a thread
+  std::vector<ExpertLayer> expert_layers_;
+  std::vector<ExpertWorks> expert_works_;
   bool timing_ = false;
 };
 

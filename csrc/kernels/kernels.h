@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 // Inline helpers must never survive as a function of their own: the linker would keep one copy for all instruction sets.
 #define TT_INLINE inline __attribute__((always_inline))
@@ -69,6 +70,29 @@ struct Activation {
   float* dsum = nullptr;
   int32_t* sum = nullptr;
   uint8_t* wide = nullptr;
+
+  // What begins with row `row` of this one.
+  TT_INLINE Activation from_row(int64_t row) const {
+    const int64_t values = row * dim, groups = row * (dim / GROUP);
+    Activation rest = *this;
+    if (f) rest.f += values;
+    if (low) rest.low += values, rest.high += values, rest.step += groups, rest.dsum += groups, rest.sum += groups, rest.wide += groups;
+    return rest;
+  }
+  // Row `row` of `other`, of the same `dim`, becomes row `to`, in the forms that this one has.
+  TT_INLINE void copy_row(int64_t to, const Activation& other, int64_t row) const {
+    const Activation here = from_row(to), there = other.from_row(row);
+    const size_t groups = (size_t)(dim / GROUP);
+    if (f) std::memcpy(here.f, there.f, (size_t)dim * 4);
+    if (!low) return;
+    std::memcpy(here.low, there.low, (size_t)dim);
+    std::memcpy(here.step, there.step, groups * 4);
+    std::memcpy(here.dsum, there.dsum, groups * 4);
+    std::memcpy(here.sum, there.sum, groups * 4);
+    std::memcpy(here.wide, there.wide, groups);
+    for (size_t g = 0; g < groups; ++g)
+      if (here.wide[g]) std::memcpy(here.high + g * GROUP, there.high + g * GROUP, GROUP);
+  }
 };
 
 enum class KvType : int32_t { BF16, INT8, F32 };
@@ -119,6 +143,23 @@ struct AttentionTask {
   int64_t segment0, segment1, partial;
 };
 
+// How a router's scores become weights: over all experts, each by itself, or over the chosen ones.
+enum class Scoring : int32_t { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
+constexpr int MAX_CHOSEN = 256;          // experts of a row
+constexpr float LEAST_WEIGHT = 1e-20f;  // what weights are divided by where their sum is less
+
+struct RouteArgs {
+  int64_t experts;
+  int32_t chosen;           // at most MAX_CHOSEN and `experts`
+  Scoring scoring;
+  const float* correction;  // [experts], added to scores for the choice alone, or null
+  bool normalize;
+  float scale;
+};
+
+// What a gated feed-forward network makes of gate(x) and up(x) (`ACTIVATIONS` in ops/program.py).
+enum class Gated : int32_t { SILU, GELU_TANH, SWIGLU_OAI };
+
 struct SampleArgs {
   int64_t rows, vocab;
   float* logits;  // [rows, vocab], overwritten
@@ -167,6 +208,12 @@ struct Kernels {
                     const AttentionTask* next, uint8_t* scratch, float* partial, float* out);
   // Merge `segments` parts of one query head, `stride` floats apart.
   void (*attention_merge)(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
+  // One row of scores [experts] → weights [experts], zero but for the chosen.
+  void (*route)(const RouteArgs& a, const float* scores, float* weights);
+  // The experts of a row with a weight other than zero, ascending, `limit` at most; returns their number.
+  int32_t (*chosen_of)(const float* weights, int64_t experts, int32_t limit, int32_t* ids);
+  void (*gated)(Gated kind, const float* gate, const float* up, int64_t n, float* out);
+  void (*add_scaled)(const float* x, float scale, int64_t n, float* out);  // out += scale * x
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
   // Run so many rounds of independent multiply–accumulates; read memory in one of the patterns. The values returned
   // depend on all the work.

@@ -327,6 +327,13 @@ def test_random_steps(isa: str, pool: Any, seed: int) -> None:
     program.kv_store(k, v, 0)
     program.attention(q, 4, 0.25, 20, 3.0, 0, a)
     program.linear(a, pack(pool, "Q4_0", 64, 64, fill=5), None, x, x)
+    scores, weights, mixed = (program.buffer(False, dim, False) for dim in (6, 6, 64))
+    program.rms_norm(x, np.ones(64, np.float32), 1e-5, 0.0, h)
+    program.linear(h, pack(pool, "F32", 6, 64), None, -1, scores)
+    program.route(scores, np.arange(6, dtype=np.float32), 2, "softmax", True, 1.0, weights)
+    expert = [pack(pool, "Q4_1", n, k, fill=3) for n, k in ((96, 64), (96, 64), (64, 96))]
+    program.experts(h, weights, [(expert[0], None, expert[1], None, expert[2], None)] * 6, "silu", 2, mixed)
+    program.add(x, mixed, x)
     program.gather_logit_rows(x, logits)
     program.linear(logits, pack(pool, "Q8_0", 40, 64, fill=9), None, -1, out)
 
@@ -343,7 +350,7 @@ def test_random_steps(isa: str, pool: Any, seed: int) -> None:
             random.integers(0, tokens, random.integers(0, 6)),
         ]
         step = [spoil(random, array.astype(np.int32)) for array in arrays]
-        program.run(*step, only=int(random.integers(-2, 18)) if random.random() < 0.1 else -1)
+        program.run(*step, only=int(random.integers(-2, 26)) if random.random() < 0.1 else -1)
 
     for_a_while(seed, attempt)
 
@@ -383,6 +390,13 @@ def test_random_programs(isa: str, pool: Any, seed: int) -> None:
         def vector() -> Array:
             return np.ones(int(random.choice([7, 16, 32, 33, 40, 64])), np.float32)
 
+        def expert_list() -> list[Any]:
+            """Of matrices that mostly fit each other, and buffers of 32 and 7."""
+            gate, down = matrices[0], matrices[int(random.choice([0, 0, 0, 4, 8, 12]))]
+            up = gate if random.random() < 0.9 else matrices[int(random.integers(len(matrices)))]
+            bias = vector() if random.random() < 0.2 else None
+            return [(gate, bias, up, None, down, bias)] * int(random.choice([0, 7, 7, 7, 16]))
+
         recorded = 0
         for _ in range(int(random.integers(1, 40))):
             matrix = matrices[int(random.integers(len(matrices)))]
@@ -401,6 +415,13 @@ def test_random_programs(isa: str, pool: Any, seed: int) -> None:
                 lambda: program.silu_mul(some(), some(), some()),
                 lambda: program.add(some(), some(), some()),
                 lambda: program.gather_logit_rows(some(), some()),
+                lambda integer=integer: program.route(
+                    some(), None, integer, str(random.choice(["softmax", "sigmoid"])), True, 1.0, some()
+                ),
+                lambda: program.route(some(), vector(), 2, "softmax_of_chosen", False, 1.0, some()),
+                lambda integer=integer: program.experts(
+                    some(), some(), expert_list(), "swiglu_oai", integer, some()
+                ),
             ]
             try:
                 calls[int(random.integers(len(calls)))]()

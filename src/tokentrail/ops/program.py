@@ -17,6 +17,11 @@ class Matrix(Protocol):
     @property
     def n(self) -> int: ...
     @property
+    def integer(self) -> bool:
+        """Whether products with it take int8 activations."""
+        ...
+
+    @property
     def nbytes(self) -> int: ...
 
 
@@ -80,6 +85,13 @@ class Call:
     weights: tuple[Any, ...] = ()
     params: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def takes_integers(self) -> bool:
+        """Whether the first input is a factor of products with integer weights."""
+        if self.kernel == "experts":
+            return any(layer.weight.integer for e in self.weights for layer in (e.gate, e.up))
+        return self.kernel == "linear" and bool(self.weights[0].integer)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -107,6 +119,8 @@ class Program:
                 assert call.output is not None
                 readers = {c.kernel for c in self.calls if call.output in c.inputs}
                 if call.output == self.logits or readers & {"rope", "kv_store", "attention", "rms_norm"}:
+                    return FINE_OUTLIERS
+                if "route" in readers and call.takes_integers:
                     return FINE_OUTLIERS
         return OUTLIERS
 
@@ -212,8 +226,9 @@ class Recorder:
         """Scores [rows, experts] → weights [rows, experts]: zero but for the `chosen` best of each row.
 
         Chosen by the scores after `scoring` (before it for `softmax_of_chosen`), plus `correction` [experts] where
-        there is one; of equals the lower id. Weights are without the correction, divided by their sum where
-        `normalize` says so, times `scale`.
+        there is one; of equals the lower id. Weights are without the correction, divided by their sum (1e-20 where
+        it is less) where `normalize` says so, times `scale`. A row with a score that is no number gets weights that
+        are none.
         """
         weights = () if correction is None else (correction,)
         return self._record(

@@ -67,6 +67,15 @@ class CallTiming:
     @property
     def macs_per_row(self) -> int: ...
 
+ExpertParts = tuple[
+    Matrix,
+    npt.NDArray[np.float32] | None,
+    Matrix,
+    npt.NDArray[np.float32] | None,
+    Matrix,
+    npt.NDArray[np.float32] | None,
+]
+
 class Program:
     def __init__(
         self,
@@ -96,6 +105,19 @@ class Program:
     def silu_mul(self, gate: int, up: int, out: int) -> None: ...
     def add(self, a: int, b: int, out: int) -> None: ...
     def gather_logit_rows(self, x: int, out: int) -> None: ...
+    def route(
+        self,
+        scores: int,
+        correction: npt.NDArray[np.float32] | None,
+        chosen: int,
+        scoring: str,
+        normalize: bool,
+        scale: float,
+        out: int,
+    ) -> None: ...
+    def experts(
+        self, x: int, weights: int, experts: list[ExpertParts], activation: str, chosen: int, out: int
+    ) -> None: ...
     def run(
         self,
         tokens: npt.NDArray[np.int32],

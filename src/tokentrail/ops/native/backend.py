@@ -141,9 +141,7 @@ class _Lowering:
         self.native, self.source, self.kv = native, program, kv
         self.buffer_of: dict[int, int] = {}
         self.free: dict[tuple[str, int, float], list[int]] = {}
-        integer = {
-            call.inputs[0] for call in program.calls if call.kernel == "linear" and call.weights[0].integer
-        }
+        integer = {call.inputs[0] for call in program.calls if call.takes_integers}
         self.outlier_limits = {value: program.outlier_limit(value) for value in integer}
         self.last_use = [program.last_use(v.id) for v in program.values]
 
@@ -211,6 +209,8 @@ class _Lowering:
             call.kernel == "attention" and call.weights
         ):
             raise ValueError(f"no native kernel for this kind of {call.kernel}")
+        if call.kernel == "experts" and call.output in self.outlier_limits:
+            raise ValueError("the output of experts cannot feed an integer product directly")
         out = self._allocate(call.output)
         match call.kernel:
             case "embedding":
@@ -233,7 +233,29 @@ class _Lowering:
                 native.silu_mul(*inputs, out)
             case "add":
                 native.add(*inputs, out)
+            case "route":
+                correction = call.weights[0] if call.weights else None
+                native.route(
+                    inputs[0],
+                    correction,
+                    params["chosen"],
+                    params["scoring"],
+                    params["normalize"],
+                    params["scale"],
+                    out,
+                )
+            case "experts":
+                layers = [
+                    (e.gate.weight, e.gate.bias, e.up.weight, e.up.bias, e.down.weight, e.down.bias)
+                    for e in call.weights
+                ]
+                native.experts(*inputs, layers, params["activation"], self._chosen(call), out)
             case "logit_rows":
                 native.gather_logit_rows(inputs[0], out)
             case _:
                 raise ValueError(f"no native kernel for {call.kernel}")
+
+    def _chosen(self, call: Call) -> int:
+        """How many experts a row has at most: what its weights' router chooses, else all there are."""
+        makers = [c for c in self.source.calls if c.output == call.inputs[1]]
+        return min((c.params["chosen"] for c in makers if c.kernel == "route"), default=len(call.weights))

@@ -78,7 +78,7 @@ def quantize_rows(x: F64, outlier_limit: float = 1.0) -> F64:
 
     Steps over twice sqrt(`outlier_limit` · the row's mean of step²) become that: outliers take two bytes.
     """
-    groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, GROUP)
+    groups = x.astype(np.float32).reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
     top = np.abs(groups).max(-1, keepdims=True)
     step = np.where(top > 1e-20, top / np.float32(127), np.float32(0))
     limit = np.sqrt((step * step).mean(-2, keepdims=True) * np.float32(outlier_limit))
@@ -305,6 +305,7 @@ class ReferenceExecutable:
 
     def _route(self, step: _Step, call: Call, scores: F64) -> F64:
         scoring, chosen = call.params["scoring"], call.params["chosen"]
+        numbers = ~np.isnan(scores).any(-1, keepdims=True)
         if scoring == "softmax":
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             scores = scores / scores.sum(-1, keepdims=True)
@@ -317,7 +318,8 @@ class ReferenceExecutable:
             best = np.exp(best - best.max(-1, keepdims=True))
             best = best / best.sum(-1, keepdims=True)
         elif call.params["normalize"]:
-            best = best / best.sum(-1, keepdims=True)
+            best = best / np.maximum(best.sum(-1, keepdims=True), 1e-20)
+        best = np.where(numbers, best, np.nan)
         weights = np.zeros_like(scores)
         np.put_along_axis(weights, ids, best * call.params["scale"], -1)
         return weights
