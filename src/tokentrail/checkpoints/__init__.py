@@ -5,13 +5,14 @@
 stored types mean. Knows nothing of kernels, models or text; needs NumPy only.
 """
 
-from tokentrail.checkpoints.dequantize import RUNNABLE_FORMATS, dequantize
+from tokentrail.checkpoints.dequantize import DEQUANTIZED_TYPES, RUNNABLE_FORMATS, dequantize, is_runnable
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.model import Checkpoint, ModelConfig, RopeConfig, Tensor, TokenizerSource
 from tokentrail.checkpoints.opening import demo_model_path, open_checkpoint
 
 __all__ = [
+    "DEQUANTIZED_TYPES",
     "RUNNABLE_FORMATS",
     "Checkpoint",
     "GGUFFile",
@@ -23,6 +24,7 @@ __all__ = [
     "demo_model_path",
     "dequantize",
     "end_token_ids",
+    "is_runnable",
     "open_checkpoint",
     "read_gguf",
 ]

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokentrail.checkpoints.dequantize import RUNNABLE_FORMATS
+from tokentrail.checkpoints.dequantize import RUNNABLE_FORMATS, is_runnable
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, DOWNLOAD_AGAIN, file_error, quoted
 from tokentrail.checkpoints.model import ModelConfig, Tensor
 
@@ -101,7 +101,7 @@ def check_tensors(
         if tensor.shape != shape:
             problem = f"tensor {stored} has the shape {tensor.shape}, but the metadata ask for {shape}"
             raise file_error(path, problem, remedy)
-        if tensor.format not in RUNNABLE_FORMATS:
+        if not is_runnable(tensor.format):
             known = ", ".join(sorted(RUNNABLE_FORMATS))
             raise file_error(
                 path,
