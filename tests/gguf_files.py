@@ -68,12 +68,15 @@ def write_model(
     tensors: Mapping[str, np.ndarray] | None = None,
     quantize: Callable[[str, np.ndarray], gguf.GGMLQuantizationType] | None = None,
     architecture: str = "llama",
+    split_tensors: int = 0,
 ) -> Path:
-    """Write a model. In `metadata`, a value of None removes a key that `llama_metadata` has.
+    """Write a model; with `split_tensors`, in parts of so many tensors, the first of which is returned.
+
+    In `metadata`, a value of None removes a key that `llama_metadata` has.
 
     Python's bool, int (as uint32), float (float32), str and lists of them become GGUF values.
     """
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_tensors)
     for key, value in {**llama_metadata(), **(metadata or {})}.items():
         if value is None:
             continue
@@ -103,8 +106,8 @@ def write_model(
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, gguf.quantize(array, target), raw_dtype=target)
-    writer.write_header_to_file()
+    writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if not split_tensors else sorted(path.parent.glob(f"{path.stem}-?????-of-?????.gguf"))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrail.checkpoints import demo_model_path, open_checkpoint
+from tokentrail.checkpoints import demo_model_path, model_name, open_checkpoint
 from tokentrail.protocol import ModelFileError
 from tokentrail.text import ChatTemplate, Tokenizer
 
@@ -46,5 +46,4 @@ def load_text_parts(model: str | None, chat_template: str | None = None) -> Text
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,
     )
-    path = checkpoint.path
-    return TextParts(tokenizer, template, path, path.resolve().name if path.is_dir() else path.stem)
+    return TextParts(tokenizer, template, checkpoint.path, model_name(checkpoint.path))

