@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokentrail.checkpoints import TokenizerSource
-from tokentrail.text import IncrementalDetokenizer, Tokenizer
+from tokentrail.text import IncrementalDetokenizer, Tokenizer, build_tokenizer
 from tokentrail.text.byte_level import _byte_alphabet
 
 ALPHABET = _byte_alphabet()
 PIECES = ["hello", " world", "世", "界", "👍", "é"]
-BYTE_LEVEL = Tokenizer(
+BYTE_LEVEL = build_tokenizer(
     TokenizerSource(
         kind="gpt2",
         pre="gpt-2",
@@ -28,7 +28,7 @@ BYTE_LEVEL = Tokenizer(
         merges=["Ġ w"],
     )
 )
-SENTENCEPIECE = Tokenizer(
+SENTENCEPIECE = build_tokenizer(
     TokenizerSource(
         kind="llama",
         tokens=["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁a", "世", "👍", "▁"],

@@ -13,7 +13,7 @@ from llama_oracle import LlamaCpp
 
 from gguf_files import write_model
 from tokentrail.checkpoints import TokenizerSource, open_checkpoint
-from tokentrail.text import Tokenizer
+from tokentrail.text import Tokenizer, build_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LETTERS = "abcde▁é世."
@@ -124,7 +124,7 @@ def source(**changes: Any) -> TokenizerSource:
 
 
 def test_long_word_and_text_without_spaces() -> None:
-    tokenizer = Tokenizer(source())
+    tokenizer = build_tokenizer(source())
     text = "世" * 20000 + "ab" * 20000
     assert tokenizer.decode(tokenizer.encode(text), text_start=True) == text
 
@@ -133,7 +133,7 @@ def test_ordinary_text_never_becomes_a_control_token() -> None:
     """Were control tokens in reach of the merges, the two pieces here would make one."""
     tokens = ["<unk>", "<s>", "</s>", *BYTES, "<", "s", ">", "<s"]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * 4
-    tokenizer = Tokenizer(
+    tokenizer = build_tokenizer(
         source(
             tokens=tokens,
             scores=np.zeros(len(tokens), np.float32),
@@ -148,20 +148,20 @@ def test_ordinary_text_never_becomes_a_control_token() -> None:
 
 def test_without_byte_tokens_unknown_characters_are_unknown() -> None:
     tokens = ["<unk>", "<s>", "</s>", "▁", "a"]
-    tokenizer = Tokenizer(
+    tokenizer = build_tokenizer(
         source(tokens=tokens, scores=None, token_types=np.array([2, 3, 3, 1, 1], np.int32), add_bos=False)
     )
     assert tokenizer.encode("aé") == [3, 4, 0, 0]
 
 
 def test_types_are_guessed_where_a_file_has_none() -> None:
-    tokenizer = Tokenizer(source(token_types=None))
+    tokenizer = build_tokenizer(source(token_types=None))
     assert tokenizer.token_bytes(tokenizer.token_to_id("<0x41>") or 0) == b"A"
     assert tokenizer.is_special(1)
     assert tokenizer.is_special(2)
 
 
 def test_special_tokens_and_spaces_decode_as_written() -> None:
-    tokenizer = Tokenizer(source())
+    tokenizer = build_tokenizer(source())
     assert tokenizer.decode([1, 4, 3], skip_special_tokens=False) == "<s>    <|user|>"
     assert tokenizer.decode([1, 5, 3]) == ""

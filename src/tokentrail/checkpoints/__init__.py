@@ -8,17 +8,31 @@ stored types mean. Knows nothing of kernels, models or text; needs NumPy only.
 from tokentrail.checkpoints.dequantize import DEQUANTIZED_TYPES, RUNNABLE_FORMATS, dequantize, is_runnable
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
-from tokentrail.checkpoints.model import Checkpoint, ModelConfig, RopeConfig, Tensor, TokenizerSource
+from tokentrail.checkpoints.hf_tokenizer import read_bpe_files, read_chat_templates, read_folder_tokenizer
+from tokentrail.checkpoints.json_file import MAX_TOKENIZER_BYTES, read_bytes
+from tokentrail.checkpoints.model import (
+    AddedToken,
+    Checkpoint,
+    ModelConfig,
+    RopeConfig,
+    Tensor,
+    TokenizerSource,
+)
 from tokentrail.checkpoints.opening import demo_model_path, model_name, open_checkpoint
+from tokentrail.checkpoints.sentencepiece import SentencePieceModel, read_sentencepiece
+from tokentrail.checkpoints.tiktoken import read_ranks
 
 __all__ = [
     "DEQUANTIZED_TYPES",
+    "MAX_TOKENIZER_BYTES",
     "RUNNABLE_FORMATS",
+    "AddedToken",
     "Checkpoint",
     "GGUFFile",
     "GGUFTensor",
     "ModelConfig",
     "RopeConfig",
+    "SentencePieceModel",
     "Tensor",
     "TokenizerSource",
     "demo_model_path",
@@ -27,5 +41,11 @@ __all__ = [
     "is_runnable",
     "model_name",
     "open_checkpoint",
+    "read_bpe_files",
+    "read_bytes",
+    "read_chat_templates",
+    "read_folder_tokenizer",
     "read_gguf",
+    "read_ranks",
+    "read_sentencepiece",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error
@@ -22,9 +24,14 @@ END_OF_TURN_TEXTS = frozenset(
         "<EOT>",
         "_<EOT>",
         "[EOT]",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
     }
 )
 """Tokens by which well-known chat formats end a turn. Many files name only one of theirs as eos."""
+HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
+"""Of gpt-oss."""
 
 _PREFIX = "tokenizer.ggml."
 
@@ -61,7 +68,19 @@ def read_tokenizer(metadata: Metadata) -> TokenizerSource:
         add_bos=metadata.boolean(_PREFIX + "add_bos_token"),
         add_eos=metadata.boolean(_PREFIX + "add_eos_token"),
         add_space_prefix=metadata.boolean(_PREFIX + "add_space_prefix"),
+        remove_extra_whitespaces=bool(metadata.boolean(_PREFIX + "remove_extra_whitespaces")),
+        charsmap=_charsmap(metadata),
     )
+
+
+def _charsmap(metadata: Metadata) -> bytes:
+    key = _PREFIX + "precompiled_charsmap"
+    value = metadata.values.get(key)
+    if value is None:
+        return b""
+    if not isinstance(value, np.ndarray) or value.dtype not in (np.int8, np.uint8):
+        metadata.fail(key, "an array of bytes")
+    return value.tobytes()
 
 
 def _padding_id(metadata: Metadata, size: int) -> int | None:
@@ -70,8 +89,17 @@ def _padding_id(metadata: Metadata, size: int) -> int | None:
     return value if type(value) is int and 0 <= value < size else None
 
 
-def end_token_ids(source: TokenizerSource) -> tuple[int, ...]:
-    """All tokens that end an answer, ascending: eos, eot, and those known to end a turn."""
-    ids = {id for id, text in enumerate(source.tokens) if text in END_OF_TURN_TEXTS}
+def end_token_ids(source: TokenizerSource, declared: Iterable[int] = ()) -> tuple[int, ...]:
+    """All tokens that end an answer, ascending: eos, eot, those known to end a turn, and the `declared` ones, which
+    a model's settings name (eos_token_id in generation_config.json)."""
+    if source.files:  # the whole vocabulary is a large file, and such tokens are added ones
+        named = {token.text: token.id for token in source.added_tokens if token.id is not None}
+    else:
+        named = {text: id for id, text in enumerate(source.tokens) if text in END_OF_TURN_TEXTS}
+    ids = {id for text, id in named.items() if text in END_OF_TURN_TEXTS}
+    if named.keys() >= HARMONY_ENDS:
+        # There <|end|> ends one of several messages of an answer.
+        ids.discard(named.get("<|end|>", -1))
     ids.update(id for id in (source.eos_token_id, source.eot_token_id) if id is not None)
+    ids.update(declared)
     return tuple(sorted(ids))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokentrail.checkpoints.errors import file_error
+from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.hf_architectures import REMEDY, read_config, text_values
 from tokentrail.checkpoints.hf_quantized import read_tensors
 from tokentrail.checkpoints.hf_tensors import canonical_tensors
+from tokentrail.checkpoints.hf_tokenizer import read_chat_templates, read_folder_tokenizer
 from tokentrail.checkpoints.json_file import parse_json, read_bytes, read_json
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
-from tokentrail.checkpoints.model import Checkpoint, TokenizerSource
+from tokentrail.checkpoints.model import Checkpoint
 from tokentrail.checkpoints.safetensors import SafetensorsFile, StoredTensor, read_folder_tensors
 
 CONFIG = "config.json"
@@ -51,14 +52,24 @@ def read_folder(folder: Path) -> Checkpoint:
         # Some writers store the tied matrix twice.
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head")}
     check_tensors(folder, config, tensors, names, remedy=REMEDY, type_remedy=_TYPE_REMEDY)
+    ends = end_tokens(folder, text, config.vocab_size)
+    tokenizer = read_folder_tokenizer(
+        folder,
+        vocab_size=config.vocab_size,
+        model_type=str(text.values.get("model_type", "")),
+        bos_token_id=_one_id(text, "bos_token_id", config.vocab_size),
+        eos_token_id=min(ends, default=None),
+    )
+    templates = read_chat_templates(folder)
     return Checkpoint(
         path=folder,
         name=folder.resolve().name,
         config=config,
         tensors=tensors,
-        tokenizer=TokenizerSource(kind="folder", folder=folder),
-        chat_template=None,
-        eos_token_ids=end_tokens(folder, text, config.vocab_size),
+        tokenizer=tokenizer,
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
+        eos_token_ids=tuple(id for id in end_token_ids(tokenizer, ends) if id < config.vocab_size),
         fingerprint=_fingerprint(folder, config_bytes, files, stored.values()),
         metadata=values,
     )
@@ -93,9 +104,7 @@ def quantization_settings(folder: Path, values: Metadata) -> Metadata | None:
 
 
 def end_tokens(folder: Path, values: Metadata, vocab_size: int) -> tuple[int, ...]:
-    """All tokens that end an answer, ascending: those of generation_config.json, or of config.json where it names
-    none, and the tokenizer's own eos token.
-    """
+    """Tokens that end an answer, ascending: those of generation_config.json, or of config.json where it names none."""
 
     def named(source: Metadata) -> set[int]:
         value = source.values.get("eos_token_id")
@@ -109,22 +118,13 @@ def end_tokens(folder: Path, values: Metadata, vocab_size: int) -> tuple[int, ..
     if path.is_file():
         ids = named(Metadata(path, read_json(path), word="key", remedy=REMEDY))
     ids = ids or named(values)
-    path = folder / TOKENIZER_CONFIG
-    if path.is_file():
-        own = _eos_of_tokenizer(read_json(path))
-        ids |= {own} if own is not None and own < vocab_size else set()
     return tuple(sorted(ids))
 
 
-def _eos_of_tokenizer(config: Mapping[str, Any]) -> int | None:
-    """The id of `eos_token`, where tokenizer_config.json lists it among its added tokens."""
-    eos = config.get("eos_token")
-    text = eos.get("content") if isinstance(eos, dict) else eos
-    added = config.get("added_tokens_decoder")
-    for id, token in added.items() if isinstance(added, dict) and isinstance(text, str) else ():
-        if isinstance(token, dict) and token.get("content") == text and id.isascii() and id.isdecimal():
-            return int(id[:9])
-    return None
+def _one_id(values: Metadata, key: str, vocab_size: int) -> int | None:
+    """A token's id, or None where there is none, or a list of them, or one of another vocabulary."""
+    value = values.values.get(key)
+    return value if type(value) is int and 0 <= value < vocab_size else None
 
 
 def _fingerprint(

@@ -1,18 +1,24 @@
-"""Small files beside the weights, read without trust: JSON of limited size and depth."""
+"""Small files beside the weights, read without trust: text and JSON of limited size and depth."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from tokentrail.checkpoints.errors import DOWNLOAD_AGAIN, file_error, quoted
 from tokentrail.checkpoints.mapped_file import map_file
 
 MAX_JSON_BYTES = 64 << 20
 """Of a file. The largest real ones, tokenizers of 260,000 tokens, take 33 MB."""
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of a vocabulary."""
 _MAX_DIGITS = 20
 """Of an integer; 2^64 has twenty. (Longer ones take Python quadratic time, or are refused by it.)"""
+
+T = TypeVar("T")
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -78,3 +84,23 @@ def parse_json(path: Path, data: bytes, where: str = "", *, strict: bool = False
             return value
         problem = "no object"
     raise file_error(path, f"is not valid JSON{where}: {problem}", DOWNLOAD_AGAIN)
+
+
+def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
+    """UTF-8 text. Raises `ModelFileError`."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise file_error(path, f"is not UTF-8 text (byte {error.start})", DOWNLOAD_AGAIN) from None
+
+
+def read_shape(path: Path, shape: type[T], limit: int = MAX_TOKENIZER_BYTES) -> T:
+    """JSON of a known shape, a type that msgspec knows, and quickly: what the shape does not name is only skipped.
+
+    Raises `ModelFileError`.
+    """
+    try:
+        return msgspec.json.decode(read_bytes(path, limit), type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = " ".join(str(error).split()).rstrip(".") or "values nested too deeply"
+        raise file_error(path, f"is not the JSON it should be: {problem:.200}", DOWNLOAD_AGAIN) from None

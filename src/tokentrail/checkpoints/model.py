@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -141,18 +141,69 @@ class Tensor:
         return int(self.stored.nbytes)
 
 
+class LazyTokens(Sequence[str]):
+    """Texts of all tokens by id, read from their file when somebody first looks: most never do."""
+
+    def __init__(self, read: Callable[[], list[str]]) -> None:
+        """`read` raises `ModelFileError`."""
+        self._read = read
+        self._tokens: list[str] | None = None
+
+    def _all(self) -> list[str]:
+        if self._tokens is None:
+            self._tokens = self._read()
+        return self._tokens
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyTokens):
+            other = other._all()
+        return self._all() == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is found in text before anything else is done to it, as Hugging Face's files describe it."""
+
+    text: str
+    id: int | None = None
+    """None: whatever id its text has, or the next free one."""
+    special: bool = False
+    """A mark for the model, which is left out of answers, rather than text."""
+    normalized: bool = True
+    """Looked for in normalized text rather than in the text as it came."""
+    single_word: bool = False
+    lstrip: bool = False
+    """Takes the white space before it along …"""
+    rstrip: bool = False
+    """… or behind it."""
+
+
 @dataclass(frozen=True)
 class TokenizerSource:
-    """What a checkpoint says about its tokenizer, uninterpreted. `text.tokenizer` builds from it."""
+    """What a checkpoint says about its tokenizer, uninterpreted. `text.build_tokenizer` builds from it."""
 
     kind: str
-    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them; or `folder`:
-    the files of a Hugging Face model."""
-    folder: Path | None = None
-    """Where those files are: tokenizer.json, tokenizer_config.json, tokenizer.model, vocab.json and merges.txt …"""
+    """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them; or of
+    which file in a Hugging Face folder it is made: `tokenizer.json`, `tokenizer.model`, `vocab.json`, `tiktoken`."""
     pre: str = ""
     """GGUF pre-tokenizer name: smollm, llama-bpe, qwen2 …"""
-    tokens: list[str] = field(default_factory=list)
+    tokens: Sequence[str] = field(default_factory=list)
+    """By id; empty texts for rows of the embedding that no token has."""
     scores: npt.NDArray[np.float32] | None = None
     token_types: npt.NDArray[np.int32] | None = None
     """GGUF token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
@@ -166,6 +217,17 @@ class TokenizerSource:
     """None in this and the next two: the file does not say, and the kind's own default holds."""
     add_eos: bool | None = None
     add_space_prefix: bool | None = None
+    remove_extra_whitespaces: bool = False
+    charsmap: bytes = b""
+    """SentencePiece's compiled normalization rules (`precompiled_charsmap`); empty: text stays as it is."""
+    normalizer: str = ""
+    """`nfc`, or empty: text stays as it is."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """A folder's tokenizer files, by name. `checkpoints.read_bytes` reads them."""
+    added_tokens: tuple[AddedToken, ...] = ()
+    """A folder's tokens of `tokenizer_config.json` and its kin, which come on top of the files' own."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts of tokens by role, as chat templates know them: `bos_token`, `eos_token`, `pad_token` …"""
 
 
 @dataclass(frozen=True)
@@ -179,11 +241,14 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerSource
     chat_template: str | None
+    """The default one."""
     eos_token_ids: tuple[int, ...]
     """All tokens that end an answer: eos, eot, and the control tokens by which chat formats end a turn."""
     fingerprint: str
     """Hex digest of metadata, tensor table and a sample of every tensor: part of `system_fingerprint`."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    named_templates: Mapping[str, str] = field(default_factory=dict)
+    """Further chat templates by name: `tool_use`, `rag` …"""
 
     @property
     def nbytes(self) -> int:

@@ -5,9 +5,10 @@ threads; what belongs to one answer (`IncrementalDetokenizer`, `StopBuffer`) is 
 Grammars and parsers of tool calls and reasoning will live here too.
 """
 
+from tokentrail.text.building import build_tokenizer
 from tokentrail.text.chat_template import ChatTemplate
 from tokentrail.text.detokenizer import IncrementalDetokenizer
 from tokentrail.text.stop import StopBuffer
 from tokentrail.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "IncrementalDetokenizer", "StopBuffer", "Tokenizer"]
+__all__ = ["ChatTemplate", "IncrementalDetokenizer", "StopBuffer", "Tokenizer", "build_tokenizer"]

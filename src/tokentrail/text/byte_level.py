@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tokentrail.text.library import encode
 from tokentrail.text.pretokenizers import PreTokenizer
 
 
@@ -23,9 +24,12 @@ def _byte_alphabet() -> dict[int, str]:
 BYTE_TO_CHARACTER = _byte_alphabet()
 UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 """The bytes that occur in UTF-8."""
-_LONG = 10_000
-"""Characters that take milliseconds to encode."""
 _CHARACTER_TO_BYTE = {ord(character): byte for byte, character in BYTE_TO_CHARACTER.items()}
+
+
+def encode_byte_level(token: bytes) -> str:
+    """How a vocabulary writes these bytes."""
+    return token.decode("latin-1").translate(BYTE_TO_CHARACTER)
 
 
 def decode_byte_level(token: str) -> bytes:
@@ -34,6 +38,15 @@ def decode_byte_level(token: str) -> bytes:
         return bytes([_CHARACTER_TO_BYTE[ord(character)] for character in token])
     except KeyError:
         return token.encode("utf-8", "replace")
+
+
+def usable_merges(vocabulary: Mapping[str, int], merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Merges as pairs, without those whose parts or result are no tokens: the library stumbles over them."""
+    return [
+        (left, right)
+        for left, _, right in [merge.partition(" ") for merge in merges]
+        if left in vocabulary and right in vocabulary and left + right in vocabulary
+    ]
 
 
 class ByteLevelBPE:
@@ -46,13 +59,7 @@ class ByteLevelBPE:
         from tokenizers.pre_tokenizers import ByteLevel, Split
         from tokenizers.pre_tokenizers import Sequence as Steps
 
-        # The library stumbles over merges whose parts or result are no tokens. They have no use anyway.
-        pairs = [
-            (left, right)
-            for left, _, right in [merge.partition(" ") for merge in merges]
-            if left in vocabulary and right in vocabulary and left + right in vocabulary
-        ]
-        model = BPE(dict(vocabulary), pairs, ignore_merges=rule.ignore_merges)
+        model = BPE(dict(vocabulary), usable_merges(vocabulary, merges), ignore_merges=rule.ignore_merges)
         steps: list[Split | ByteLevel] = [
             Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns
         ]
@@ -74,9 +81,4 @@ class ByteLevelBPE:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token and no lone surrogate. Thread-safe."""
         careful = self._lacking is not None and self._lacking.search(text)
-        tokenizer = self._careful if careful else self._tokenizer
-        if len(text) < _LONG:
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        else:  # the library lets other threads run only while it encodes batches
-            ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        return encode(self._careful if careful else self._tokenizer, text)

@@ -19,6 +19,8 @@ class PreTokenizer(NamedTuple):
     """A word that is in the vocabulary is one token, whatever the merges would make of it."""
     add_bos: bool = False
     """Whether a prompt starts with the beginning-of-sequence token when the file does not say."""
+    byte_level: bool = True
+    """Words are spelled in bytes, with GPT-2's alphabet; otherwise in characters, and spaces as U+2581."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -68,6 +70,41 @@ _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_PUNCTUATION = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
+_LINES = r"[^\n]+|\n+"
+# The models' own pattern names Han characters apart, and takes them out of all other words.
+_KIMI_K2 = (
+    r"\p{Han}+|"
+    + _CASED_WORDS.replace(_UPPER, rf"[{_UPPER}&&[^\p{{Han}}]]")
+    .replace(_LOWER, rf"[{_LOWER}&&[^\p{{Han}}]]")
+    .replace("@", _CONTRACTIONS + "?")
+    + rf"|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
+)
+# Digits in threes, counted from the right.
+_AFMOE_DIGITS = r"\p{Nd}{1,3}(?=(?:\p{Nd}{3})*(?!\p{Nd}))"
+_AFMOE_SCRIPTS = (
+    "["
+    + _character_class(
+        "4e00-9fff 3400-4dbf f900-faff 3040-309f 30a0-30ff ff65-ff9f 2f00-2fdf e00-e7f e80-eff 1780-17ff "
+        "1000-109f aa60-aa7f a9e0-a9ff ac00-d7af 1100-11ff"
+    )
+    + "]+"
+)
+_SPARK = _DEEPSEEK3.replace(rf"[\r\n]*|{_SPACES}", r"|[\r\n]|\s+(?!\S)|\s+")
+_YOUTU_SCRIPTS = "|".join(
+    f"[{_character_class(ranges)}]+"
+    for ranges in (
+        "ac00-d7a3 3131-318e",
+        "ff01 2026 201c 201d 2018 2019 2014 ff1a ff1b ff0c 3001-303f fe30-fe4f",
+        "3105-312f",
+        "4e00-9fa5 3040-309f 30a0-30ff",
+    )
+)
+_JAIS2_SPACES = (
+    r"\s*[\r\n]+"
+    + "".join(rf"|\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+    + r"|\s"
+)
+
 _DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
 _PLAIN_GPT2 = PreTokenizer((_GPT2,))
 _LLAMA3_RULE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
@@ -95,6 +132,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             "mellum",
             "modern-bert",
             "exaone4",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
         ),
         _PLAIN_GPT2,
     ),
@@ -103,12 +144,32 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         _DIGITS_GPT2,
     ),
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        (
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ),
         _LLAMA3_RULE,
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo", "hunyuan", "solar-open", "grok-2"),
+        (
+            "qwen2",
+            "deepseek-r1-qwen",
+            "stablelm2",
+            "megrez",
+            "kormo",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+            "f2llmv2",
+        ),
         _QWEN2_RULE,
     ),
     "qwen35": PreTokenizer((_QWEN35,)),
@@ -126,12 +187,37 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3_RULE),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3_RULE),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), PreTokenizer((_BLOOM,))),
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), PreTokenizer((_GPT4O,))),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), PreTokenizer((_GPT4O,))),
+    "granite-embed-multi-97m": PreTokenizer((_GPT4O,), ignore_merges=True),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
+    "superbpe": PreTokenizer((r"\p{N}+", r"(?=(?:\d{3})+(?!\d))")),
+    "kimi-k2": PreTokenizer((_KIMI_K2,)),
+    "afmoe": PreTokenizer((_AFMOE_DIGITS, _AFMOE_SCRIPTS, _DEEPSEEK3)),
+    "laguna": PreTokenizer((_LINES, _QWEN2)),
+    "ufakzeka": PreTokenizer((_QWEN2.removeprefix(_CONTRACTIONS + "|"),)),
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _SPARK, r"\p{N}")),
+    "youtu": PreTokenizer((_YOUTU_SCRIPTS, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
+    "jais-2": PreTokenizer((_LLAMA3.replace(_SPACES, _JAIS2_SPACES),)),
+    "chameleon": PreTokenizer(
+        (
+            r"<sentinel:[0-9]+>",
+            r"IMGIMG[A-I]{1,4}Z",
+            r"[\t\n]|    |  ",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
+    **dict.fromkeys(
+        ("gemma4", "granite-embed-multi-311m"), PreTokenizer((_LINES,), add_bos=True, byte_level=False)
+    ),
+    "sarvam-moe": PreTokenizer((_LINES,), byte_level=False),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING_RULE),
     "seed-coder": PreTokenizer(
         (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),

@@ -1,0 +1,38 @@
+"""SentencePiece's Unigram model: of all ways to cut a text into pieces, the likeliest (Kudo 2018, arXiv:1804.10959)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokentrail.text.library import build, encode
+from tokentrail.text.sentencepiece_bpe import SPACE
+
+
+class Unigram:
+    """Ordinary text → ids, by the `tokenizers` library."""
+
+    def __init__(
+        self,
+        pieces: Sequence[str | None],
+        scores: Sequence[float],
+        unknown: int,
+        *,
+        byte_fallback: bool,
+        origin: str,
+    ) -> None:
+        """`pieces`: by id, None for those that ordinary text never becomes; `scores`: log-probabilities, by id."""
+        import tokenizers
+        from tokenizers.models import Unigram as Model
+
+        # The library wants a text for every id. Noncharacters are in no text.
+        named = [
+            (f"\ufdd0{id}\ufdd1" if piece is None else piece, score)
+            for id, (piece, score) in enumerate(zip(pieces, scores, strict=True))
+        ]
+        self._tokenizer = build(
+            lambda: tokenizers.Tokenizer(Model(named, unk_id=unknown, byte_fallback=byte_fallback)), origin
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of normalized `text`, which holds no special token and no lone surrogate. Thread-safe."""
+        return encode(self._tokenizer, text.replace(" ", SPACE))
