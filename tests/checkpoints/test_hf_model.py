@@ -353,7 +353,7 @@ def test_the_text_model_of_a_multimodal_one(tmp_path: Path, prefix: str) -> None
         ({"temperature": 0.5}, None, (2,)),
         (None, {"eos_token": "<e>", "added_tokens_decoder": {"9": {"content": "<e>"}}}, (2, 9)),
         (None, {"eos_token": {"content": "<e>"}, "added_tokens_decoder": {"9": {"content": "<e>"}}}, (2, 9)),
-        (None, {"eos_token": "<e>", "added_tokens_decoder": {"999": {"content": "<e>"}, "x": 3}}, (2,)),
+        (None, {"eos_token": "<e>", "added_tokens_decoder": {"999": {"content": "<e>"}}}, (2,)),
         (None, {"eos_token": None, "added_tokens_decoder": []}, (2,)),
     ],
 )

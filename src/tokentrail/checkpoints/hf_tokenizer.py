@@ -96,13 +96,7 @@ def read_folder_tokenizer(
     def id_of(role: str, default: int | None) -> int | None:
         text = roles.get(role)
         found = None if text is None else _id_of(text, added, tokens)
-        if found is None and default is not None and not 0 <= default < vocab_size:
-            raise file_error(
-                folder / "config.json",
-                f"{role}_id is {default}, but there are {vocab_size} tokens",
-                DOWNLOAD_AGAIN,
-            )
-        return default if found is None else found
+        return default if found is None or found >= vocab_size else found
 
     flags = {name: settings.get(name) for name in ("add_bos_token", "add_eos_token", "add_prefix_space")}
     for name, value in flags.items():
