@@ -87,6 +87,8 @@ void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positi
   p.run(s, only);
 }
 
+Gated activation_of(const std::string& name) { return named<Gated>(name, {"silu", "gelu_tanh", "swiglu_oai"}, "activation"); }
+
 // gate, up and down, each with its bias or None.
 using ExpertParts = std::tuple<PackedMatrix, std::optional<Array1<float>>, PackedMatrix, std::optional<Array1<float>>, PackedMatrix,
                                std::optional<Array1<float>>>;
@@ -95,7 +97,7 @@ void add_experts(BoundProgram& p, int x, int weights, const std::vector<ExpertPa
                  int out) {
   for (int b : {x, weights, out}) p.check_buffer(b);
   ExpertLayer layer;
-  layer.activation = named<Gated>(activation, {"silu", "gelu_tanh", "swiglu_oai"}, "activation");
+  layer.activation = activation_of(activation);
   layer.chosen = chosen;
   auto bias = [&](const std::optional<Array1<float>>& b, const PackedMatrix& w) { return b ? p.keep(*b, w.matrix.n) : nullptr; };
   for (const auto& [gate, gate_bias, up, up_bias, down, down_bias] : experts) {
@@ -248,10 +250,10 @@ NB_MODULE(_native, m) {
         p.matrices.push_back(table);
         p.embedding(table.matrix, scale, out);
       }, "table"_a, "scale"_a, "out"_a)
-      .def("rms_norm", [](BoundProgram& p, int x, Array1<float> weight, float eps, float weight_offset, int out) {
+      .def("rms_norm", [](BoundProgram& p, int x, Array1<float> weight, float eps, float weight_offset, int heads, int out) {
         p.check_buffer(x), p.check_buffer(out);
-        p.rms_norm(x, p.keep(weight, p.dim(x)), eps, weight_offset, out);
-      }, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "out"_a)
+        p.rms_norm(x, p.keep(weight, p.dim(x) / std::max(1, heads)), eps, weight_offset, heads, out);
+      }, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "heads"_a, "out"_a)
       .def("linear", [](BoundProgram& p, int x, const PackedMatrix& w, std::optional<Array1<float>> bias, int residual, int out) {
         p.check_buffer(x), p.check_buffer(out);
         if (residual >= 0) p.check_buffer(residual);
@@ -273,14 +275,23 @@ NB_MODULE(_native, m) {
         p.check_buffer(k), p.check_buffer(v);
         p.kv_store(k, v, layer);
       }, "k"_a, "v"_a, "layer"_a)
-      .def("attention", [](BoundProgram& p, int q, int heads, float scale, int window, float softcap, int layer, int out) {
+      .def("attention", [](BoundProgram& p, int q, int heads, float scale, int window, float softcap, std::optional<Array1<float>> sinks,
+                           int layer, int out) {
         p.check_buffer(q), p.check_buffer(out);
-        p.attention(q, heads, scale, window, softcap, layer, out);
-      }, "q"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a, "layer"_a, "out"_a)
-      .def("silu_mul", [](BoundProgram& p, int gate, int up, int out) {
+        p.attention(q, heads, scale, window, softcap, sinks ? p.keep(*sinks, heads) : nullptr, layer, out);
+      }, "q"_a, "heads"_a, "scale"_a, "window"_a, "softcap"_a, "sinks"_a.none(), "layer"_a, "out"_a)
+      .def("gated", [](BoundProgram& p, const std::string& activation, int gate, int up, int out) {
         p.check_buffer(gate), p.check_buffer(up), p.check_buffer(out);
-        p.silu_mul(gate, up, out);
-      }, "gate"_a, "up"_a, "out"_a)
+        p.gated(activation_of(activation), gate, up, out);
+      }, "activation"_a, "gate"_a, "up"_a, "out"_a)
+      .def("softcap", [](BoundProgram& p, int x, float cap, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        p.softcap(x, cap, out);
+      }, "x"_a, "cap"_a, "out"_a)
+      .def("sigmoid_mul", [](BoundProgram& p, int gate, int x, int out) {
+        p.check_buffer(gate), p.check_buffer(x), p.check_buffer(out);
+        p.sigmoid_mul(gate, x, out);
+      }, "gate"_a, "x"_a, "out"_a)
       .def("add", [](BoundProgram& p, int a, int b, int out) {
         p.check_buffer(a), p.check_buffer(b), p.check_buffer(out);
         p.add(a, b, out);

@@ -77,10 +77,11 @@ void Program::embedding(const Matrix& table, float scale, int out) {
   c.w = table, c.a = scale, c.out = out;
 }
 
-void Program::rms_norm(int x, const float* weight, float eps, float weight_offset, int out) {
+void Program::rms_norm(int x, const float* weight, float eps, float weight_offset, int heads, int out) {
   need(out, buffers_.at(x).rows, dim(x));
+  if (heads <= 0 || dim(x) % heads) throw std::invalid_argument("heads do not divide the buffer");
   Call& c = push(Kind::RMS_NORM, {x}, {out});
-  c.x = x, c.weight = weight, c.a = eps, c.b = weight_offset, c.out = out;
+  c.x = x, c.weight = weight, c.a = eps, c.b = weight_offset, c.i0 = heads, c.out = out;
 }
 
 void Program::linear(int x, const Matrix& w, const float* bias, int residual, int out) {
@@ -120,13 +121,13 @@ void Program::kv_store(int k, int v, int layer) {
   c.x = k, c.y = v, c.layer = layer;
 }
 
-void Program::attention(int q, int heads, float scale, int window, float softcap, int layer, int out) {
+void Program::attention(int q, int heads, float scale, int window, float softcap, const float* sinks, int layer, int out) {
   if (layer < 0 || layer >= kv_->layers()) throw std::invalid_argument("no such layer in the KV cache");
   if (heads <= 0 || heads % kv_->heads()) throw std::invalid_argument("query heads must be a multiple of the KV heads");
   for (int id : {q, out}) need(id, Rows::TOKENS, (int64_t)heads * kv_->head_dim());
   heads_ = std::max(heads_, heads);
   auto set = [&](Call& c) {
-    c.x = q, c.i0 = heads, c.i1 = window, c.a = scale, c.b = softcap, c.layer = layer, c.out = out;
+    c.x = q, c.i0 = heads, c.i1 = window, c.a = scale, c.b = softcap, c.weight = sinks, c.layer = layer, c.out = out;
   };
   set(push(Kind::ATTENTION, {q, -2 - layer}, {out}));
   // Long contexts of few sequences are split over threads; then the parts are merged in a second call.
@@ -134,10 +135,25 @@ void Program::attention(int q, int heads, float scale, int window, float softcap
   scratch_.clear();
 }
 
-void Program::silu_mul(int gate, int up, int out) {
+void Program::gated(Gated kind, int gate, int up, int out) {
   for (int id : {gate, up}) need(id, buffers_.at(out).rows, dim(out));
-  Call& c = push(Kind::SILU_MUL, {gate, up}, {out});
-  c.x = gate, c.y = up, c.out = out;
+  Call& c = push(Kind::GATED, {gate, up}, {out});
+  c.x = gate, c.y = up, c.i0 = (int)kind, c.out = out;
+}
+
+void Program::softcap(int x, float cap, int out) {
+  need(x, buffers_.at(out).rows, dim(out));
+  if (!(cap > 0)) throw std::invalid_argument("a soft cap must be positive");
+  Call& c = push(Kind::SOFTCAP, {x}, {out});
+  c.x = x, c.a = cap, c.out = out;
+}
+
+void Program::sigmoid_mul(int gate, int x, int out) {
+  need(gate, buffers_.at(out).rows, 1);
+  need(x, buffers_.at(out).rows, dim(out));
+  if (gate == out) throw std::invalid_argument("a gate cannot be written over");
+  Call& c = push(Kind::SIGMOID_MUL, {gate, x}, {out});
+  c.x = gate, c.y = x, c.out = out;
 }
 
 void Program::add(int a, int b, int out) {
@@ -317,7 +333,7 @@ void Program::set_timing(bool on) {
 }
 
 std::vector<CallTiming> Program::timings() const {
-  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "silu_mul", "add", "gather", "route", "experts in", "experts out"};
+  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "gated", "softcap", "sigmoid_mul", "add", "gather", "route", "experts in", "experts out"};
   std::vector<CallTiming> out;
   for (const Call& c : calls_) {
     CallTiming t{names[(int)c.kind], c.seconds};
@@ -373,14 +389,32 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       break;
     case Kind::RMS_NORM:
       each_row(index, rows, grain, [&](int64_t r) {
-        k.rms_norm(at(c.x, r), c.weight, c.a, c.b, dim, at(c.out, r));
+        const int64_t head = dim / c.i0;
+        for (int64_t i = 0; i < dim; i += head) k.rms_norm(at(c.x, r) + i, c.weight, c.a, c.b, head, at(c.out, r) + i);
         if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
-    case Kind::SILU_MUL:
+    case Kind::GATED:
+      each_row(index, rows, grain, [&](int64_t r) {
+        k.gated((Gated)c.i0, at(c.x, r), at(c.y, r), dim, at(c.out, r));
+        if (out->activation.low) k.quantize(out->activation, r);
+      });
+      break;
     case Kind::ADD:
       each_row(index, rows, grain, [&](int64_t r) {
-        (c.kind == Kind::ADD ? k.add : k.silu_mul)(at(c.x, r), at(c.y, r), dim, at(c.out, r));
+        k.add(at(c.x, r), at(c.y, r), dim, at(c.out, r));
+        if (out->activation.low) k.quantize(out->activation, r);
+      });
+      break;
+    case Kind::SOFTCAP:
+      each_row(index, rows, grain, [&](int64_t r) {
+        k.softcap(at(c.x, r), c.a, dim, at(c.out, r));
+        if (out->activation.low) k.quantize(out->activation, r);
+      });
+      break;
+    case Kind::SIGMOID_MUL:
+      each_row(index, rows, grain, [&](int64_t r) {
+        k.sigmoid_mul(*at(c.x, r), at(c.y, r), dim, at(c.out, r));
         if (out->activation.low) k.quantize(out->activation, r);
       });
       break;
@@ -421,7 +455,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
     }
     case Kind::ATTENTION: {
       const KvLayer kv = kv_->layer(c.layer);
-      const AttentionArgs args{buffers_[c.x].activation.f, c.i0, c.a, c.i1, c.b};
+      const AttentionArgs args{buffers_[c.x].activation.f, c.i0, c.a, c.i1, c.b, c.weight};
       auto& counter = counters_[index].next;
       const int64_t n = (int64_t)attention_tasks_.size();
       auto take = [&] { return counter.fetch_add(1, std::memory_order_relaxed); };
@@ -445,7 +479,7 @@ void Program::execute(size_t index, const StepView& s, int thread) {
         const MergeTask& t = merge_tasks_[i];
         for (int32_t h = 0; h < c.i0; ++h)
           k.attention_merge((float*)partials_->data() + t.partial + (t.index * c.i0 + h) * part, t.segments, t.stride, kv_->head_dim(),
-                            at(c.out, t.row) + (int64_t)h * kv_->head_dim());
+                            c.weight ? c.weight + h : nullptr, at(c.out, t.row) + (int64_t)h * kv_->head_dim());
         if (out->activation.low) k.quantize(out->activation, t.row);
       });
       break;

@@ -43,14 +43,16 @@ class Program {
   int buffer(Rows rows, int64_t dim, bool quantized, float outlier_limit);
 
   void embedding(const Matrix& table, float scale, int out);
-  void rms_norm(int x, const float* weight, float eps, float weight_offset, int out);
+  void rms_norm(int x, const float* weight, float eps, float weight_offset, int heads, int out);  // x / rms of each head; may be in place
   void linear(int x, const Matrix& w, const float* bias, int residual, int out);  // residual -1: none
   void rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out);  // out [tokens, 2 * n]: cos, sin
   void rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles);     // in place
   void kv_store(int k, int v, int layer);
-  void attention(int q, int heads, float scale, int window, float softcap, int layer, int out);
-  void silu_mul(int gate, int up, int out);
-  void add(int a, int b, int out);
+  void attention(int q, int heads, float scale, int window, float softcap, const float* sinks, int layer, int out);  // sinks: or null
+  void gated(Gated kind, int gate, int up, int out);
+  void softcap(int x, float cap, int out);         // may be in place
+  void sigmoid_mul(int gate, int x, int out);      // gate has one value a row; may be in place
+  void add(int a, int b, int out);                 // may be in place
   void gather_logit_rows(int x, int out);
   void route(int scores, const float* correction, int chosen, Scoring scoring, bool normalize, float scale, int out);
   // Σ over experts of weights[e] · expert e of x. A row has `layer.chosen` weights other than zero at most; later ones do not
@@ -72,7 +74,7 @@ class Program {
   std::vector<CallTiming> timings() const;
 
  private:
-  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, SILU_MUL, ADD, GATHER, ROUTE, EXPERTS_IN, EXPERTS_OUT };
+  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, GATED, SOFTCAP, SIGMOID_MUL, ADD, GATHER, ROUTE, EXPERTS_IN, EXPERTS_OUT };
 
   struct Buffer {
     Rows rows;

@@ -342,10 +342,11 @@ struct Int8 {
 TT_INLINE float& top_of(float* part, int head_dim) { return part[head_dim]; }
 TT_INLINE float& sum_of(float* part, int head_dim) { return part[head_dim + 1]; }
 
-inline void clear(float* part, int head_dim) {
+// An empty part; or that of a sink, whose weight has no value.
+inline void clear(float* part, int head_dim, const float* sink = nullptr) {
   for (int d = 0; d < head_dim; d += LANES) store(part + d, zero());
-  top_of(part, head_dim) = -INF;
-  sum_of(part, head_dim) = 0.0f;
+  top_of(part, head_dim) = sink ? *sink * LOG2E : -INF;
+  sum_of(part, head_dim) = sink ? 1.0f : 0.0f;
 }
 
 // Join later parts to running ones, up to sixteen rows at once: both scaled to the common maximum.
@@ -533,7 +534,7 @@ void attend(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const 
       const float step = Kv::keep_query(a.q + ((row0 + r / group) * a.heads + kv_head * group + r % group) * hd, hd, kept, &start);
       queries[r] = {step * (a.softcap > 0.0f ? a.scale : a.scale * LOG2E), start};
       for (size_t i = 0; i < words; ++i) __builtin_memcpy(values + r0 * words + i * n + (r - r0), kept + 4 * i, 4);
-      if (!partial) clear(running + (size_t)r * part, hd);
+      if (!partial) clear(running + (size_t)r * part, hd, a.sinks ? a.sinks + kv_head * group + r % group : nullptr);
     }
     r0 += n;
   }
@@ -599,9 +600,9 @@ void attention(const KvLayer& kv, const AttentionArgs& a, const StepView& s, con
   run(kv, a, s, task, next, scratch, partial, out);
 }
 
-void attention_merge(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out) {
+void attention_merge(float* partial, int64_t segments, int64_t stride, int32_t head_dim, const float* sink, float* out) {
   alignas(64) float running[MAX_HEAD_DIM + 16];
-  clear(running, head_dim);
+  clear(running, head_dim, sink);
   float* to = running;
   for (int64_t i = 0; i < segments; ++i, partial += stride)
     if (top_of(partial, head_dim) != -INF) merge(1, &to, &partial, head_dim);

@@ -23,18 +23,55 @@ void rms_norm(const float* x, const float* weight, float eps, float weight_offse
   if (left) store_n(out + i, load_n(x + i, left) * inverse * (load_n(weight + i, left) + offset), left);
 }
 
-void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+namespace {
+
+template <Gated G> inline VF gated_lanes(VF g, VF u) {
   const VF one = set1(1.0f);
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    const VF g = load(gate + i);
-    store(out + i, g / (one + exp(zero() - g)) * load(up + i));
+  if constexpr (G == Gated::SWIGLU_OAI) {
+    // Limits turn what is no number into one; the differences turn it back.
+    const VF seven = set1(7.0f), bad = (g - g) + (u - u);
+    const VF gate = min(g, seven), up = max(min(u, seven), zero() - seven);
+    return gate / (one + exp(set1(-1.702f) * gate)) * (up + one) + bad;
+  } else if constexpr (G == Gated::GELU_TANH) {
+    // 0.5 g (1 + tanh(y)) = g / (1 + e^-2y) with y = sqrt(2/pi) (g + 0.044715 g^3): the second form does not cancel.
+    return g / (one + exp(g * fma(g * g, set1(-0.0713548162726f), set1(-1.5957691216f)))) * u;
+  } else {
+    return g / (one + exp(zero() - g)) * u;
   }
+}
+
+template <Gated G> void gated_row(const float* gate, const float* up, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, gated_lanes<G>(load(gate + i), load(up + i)));
   if (i < n) {
     const int left = (int)(n - i);
-    const VF g = load_n(gate + i, left);
-    store_n(out + i, g / (one + exp(zero() - g)) * load_n(up + i, left), left);
+    store_n(out + i, gated_lanes<G>(load_n(gate + i, left), load_n(up + i, left)), left);
   }
+}
+
+}  // namespace
+
+void gated(Gated kind, const float* gate, const float* up, int64_t n, float* out) {
+  switch (kind) {
+    case Gated::SILU: return gated_row<Gated::SILU>(gate, up, n, out);
+    case Gated::GELU_TANH: return gated_row<Gated::GELU_TANH>(gate, up, n, out);
+    case Gated::SWIGLU_OAI: return gated_row<Gated::SWIGLU_OAI>(gate, up, n, out);
+  }
+}
+
+void softcap(const float* x, float cap, int64_t n, float* out) {
+  const VF limit = set1(cap);
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, limit * tanh(load(x + i) / limit));
+  if (i < n) store_n(out + i, limit * tanh(load_n(x + i, (int)(n - i)) / limit), (int)(n - i));
+}
+
+void sigmoid_mul(float gate, const float* x, int64_t n, float* out) {
+  const VF one = set1(1.0f), g = set1(gate);
+  const VF weight = fma(g, zero(), one) / (one + exp(zero() - g));  // a gate that is no number makes none
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, weight * load(x + i));
+  if (i < n) store_n(out + i, weight * load_n(x + i, (int)(n - i)), (int)(n - i));
 }
 
 void add(const float* a, const float* b, int64_t n, float* out) {

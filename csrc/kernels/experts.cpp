@@ -32,29 +32,6 @@ template <class F> inline void each_lane(const float* x, int64_t n, float* out, 
   for (int64_t i = 0; i < n; i += LANES) store_n(out + i, f(load_n(x + i, (int)(n - i))), (int)(n - i));
 }
 
-template <Gated G> inline VF gated_lanes(VF g, VF u) {
-  if constexpr (G == Gated::SWIGLU_OAI) {
-    // Limits turn what is no number into one; the differences turn it back.
-    const VF seven = set1(7.0f), bad = (g - g) + (u - u);
-    const VF gate = min(g, seven), up = max(min(u, seven), zero() - seven);
-    return gate * sigmoid(set1(1.702f) * gate) * (up + set1(1.0f)) + bad;
-  } else if constexpr (G == Gated::GELU_TANH) {
-    const VF inner = set1(0.7978845608028654f) * g * fma(g * g, set1(0.044715f), set1(1.0f));
-    return set1(0.5f) * g * (set1(1.0f) + tanh(inner)) * u;
-  } else {
-    return g / (set1(1.0f) + exp(zero() - g)) * u;
-  }
-}
-
-template <Gated G> void gated_row(const float* gate, const float* up, int64_t n, float* out) {
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) store(out + i, gated_lanes<G>(load(gate + i), load(up + i)));
-  if (i < n) {
-    const int left = (int)(n - i);
-    store_n(out + i, gated_lanes<G>(load_n(gate + i, left), load_n(up + i, left)), left);
-  }
-}
-
 }  // namespace
 
 void route(const RouteArgs& a, const float* scores, float* weights) {
@@ -120,14 +97,6 @@ int32_t chosen_of(const float* weights, int64_t experts, int32_t limit, int32_t*
     for (; lanes && count < limit; lanes &= lanes - 1) ids[count++] = (int32_t)i + __builtin_ctz(lanes);
   }
   return count;
-}
-
-void gated(Gated kind, const float* gate, const float* up, int64_t n, float* out) {
-  switch (kind) {
-    case Gated::SILU: return gated_row<Gated::SILU>(gate, up, n, out);
-    case Gated::GELU_TANH: return gated_row<Gated::GELU_TANH>(gate, up, n, out);
-    case Gated::SWIGLU_OAI: return gated_row<Gated::SWIGLU_OAI>(gate, up, n, out);
-  }
 }
 
 void add_scaled(const float* x, float scale, int64_t n, float* out) {

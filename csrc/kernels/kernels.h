@@ -133,6 +133,7 @@ struct AttentionArgs {
   float scale;
   int32_t window;   // 0: unlimited; else a query sees itself and window - 1 positions before
   float softcap;    // 0: none
+  const float* sinks;  // [heads], a score of each head that has no value; or null
 };
 
 // Query rows [row0, row1) of one sequence (ATTENTION_TOKENS at most), all query heads of one kv head, over the segments
@@ -192,9 +193,11 @@ struct Kernels {
   void (*dequantize_row)(const Matrix& w, int64_t row, int64_t dim, float* out);
   // Fill in the int8 form of one row of `x.f`.
   void (*quantize)(const Activation& x, int64_t row);
-  // out = x / rms(x) * (weight + weight_offset) over n values (the offset is Gemma's 1).
+  // out = x / rms(x) * (weight + weight_offset) over n values (the offset is Gemma's 1). Here and below out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, float weight_offset, int64_t n, float* out);
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);  // silu(gate) * up
+  void (*gated)(Gated kind, const float* gate, const float* up, int64_t n, float* out);
+  void (*softcap)(const float* x, float cap, int64_t n, float* out);       // cap * tanh(x / cap)
+  void (*sigmoid_mul)(float gate, const float* x, int64_t n, float* out);  // sigmoid(gate) * x
   void (*add)(const float* a, const float* b, int64_t n, float* out);
   // Rotate `heads` heads of one row in place; cos and sin have dim/2 values.
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t dim, bool interleaved, const float* cos, const float* sin);
@@ -206,13 +209,12 @@ struct Kernels {
   // bytes, aligned to 64.
   void (*attention)(const KvLayer& kv, const AttentionArgs& a, const StepView& s, const AttentionTask& task,
                     const AttentionTask* next, uint8_t* scratch, float* partial, float* out);
-  // Merge `segments` parts of one query head, `stride` floats apart.
-  void (*attention_merge)(float* partial, int64_t segments, int64_t stride, int32_t head_dim, float* out);
+  // Merge `segments` parts of one query head, `stride` floats apart. `sink` is the head's, or null.
+  void (*attention_merge)(float* partial, int64_t segments, int64_t stride, int32_t head_dim, const float* sink, float* out);
   // One row of scores [experts] → weights [experts], zero but for the chosen.
   void (*route)(const RouteArgs& a, const float* scores, float* weights);
   // The experts of a row with a weight other than zero, ascending, `limit` at most; returns their number.
   int32_t (*chosen_of)(const float* weights, int64_t experts, int32_t limit, int32_t* ids);
-  void (*gated)(Gated kind, const float* gate, const float* up, int64_t n, float* out);
   void (*add_scaled)(const float* x, float scale, int64_t n, float* out);  // out += scale * x
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
   // Run so many rounds of independent multiply–accumulates; read memory in one of the patterns. The values returned

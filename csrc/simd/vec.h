@@ -67,7 +67,18 @@ inline void store_bf16(uint16_t* to, VF x) {
 #endif
 }
 
-// tanh(x) = 1 - 2 / (e^2x + 1).
-inline VF tanh(VF x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)); }
+// tanh(x) = 1 - 2 / (e^2x + 1), which cancels near 0: up to 0.6 an odd polynomial of degree 11, minimax. Relative error below
+// 2^-22; NaN for NaN.
+inline VF tanh(VF x) {
+  const VF far = set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)), square = x * x;
+  VF p = set1(-5.895157810e-3f);
+  p = fma(p, square, set1(2.079597116e-2f));
+  p = fma(p, square, set1(-5.378383026e-2f));
+  p = fma(p, square, set1(0.1333192438f));
+  p = fma(p, square, set1(-0.3333329856f));
+  const VF near = fma(x * square, p, x);
+  const VI is_far = above(abs(x), set1(0.6f));
+  return as_float((as_int(far) & is_far) | (as_int(near) & (set1i(-1) - is_far)));
+}
 
 }  // namespace tt::TT_ISA

@@ -403,16 +403,26 @@ def test_random_programs(isa: str, pool: Any, seed: int) -> None:
             integer = int(random.choice([-1, 0, 1, 2, 4, 2**31 - 1]))
             calls: list[Callable[[], None]] = [
                 lambda matrix=matrix: program.embedding(matrix, 2.0, some()),
-                lambda: program.rms_norm(some(), vector(), 1e-5, 0.0, some()),
+                lambda: program.rms_norm(some(), vector(), 1e-5, 0.0, 1, some()),
+                lambda integer=integer: program.rms_norm(some(), vector(), 1e-5, 1.0, integer, some()),
                 lambda matrix=matrix: program.linear(some(), matrix, None, maybe(), some()),
                 lambda matrix=matrix: program.linear(some(), matrix, vector(), -1, some()),
                 lambda: program.rope_angles([0.5] * int(random.choice([8, 16, 3])), 1.0, some()),
                 lambda integer=integer: program.rope(some(), integer, 16, 16, True, some()),
                 lambda: program.rope(some(), int(random.choice([1, 2])), 16, 16, False, some()),
                 lambda: program.kv_store(some(), some(), int(random.integers(-1, 3))),
-                lambda integer=integer: program.attention(some(), integer, 1.0, integer, 0.0, 1, some()),
-                lambda: program.attention(some(), int(random.choice([1, 2, 4])), 1.0, 0, 0.0, 1, some()),
-                lambda: program.silu_mul(some(), some(), some()),
+                lambda integer=integer: program.attention(
+                    some(), integer, 1.0, integer, 0.0, None, 1, some()
+                ),
+                lambda: program.attention(
+                    some(), int(random.choice([1, 2, 4])), 1.0, 0, 5.0, None, 1, some()
+                ),
+                lambda: program.attention(
+                    some(), int(random.choice([1, 2])), 1.0, 0, 0.0, vector(), 1, some()
+                ),
+                lambda: program.gated(str(random.choice(["silu", "gelu_tanh"])), some(), some(), some()),
+                lambda: program.softcap(some(), float(random.choice([-1.0, 0.0, 3.0])), some()),
+                lambda: program.sigmoid_mul(some(), some(), some()),
                 lambda: program.add(some(), some(), some()),
                 lambda: program.gather_logit_rows(some(), some()),
                 lambda integer=integer: program.route(

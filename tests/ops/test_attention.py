@@ -24,6 +24,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     scale: float = 0.0
+    sinks: bool = False
 
     def harness(self, tokens: int, seed: int, *, blocks: int, nan_token: int | None = None) -> Harness:
         """Queries, keys and values of `tokens` different tokens, drawn at random; those of `nan_token` are NaN."""
@@ -31,6 +32,7 @@ class Shape:
         q = random.standard_normal((tokens, self.heads * self.head_dim)).astype(np.float32)
         k = random.standard_normal((tokens, self.kv_heads * self.head_dim)).astype(np.float32)
         v = random.standard_normal((tokens, self.kv_heads * self.head_dim)).astype(np.float32)
+        sinks = random.normal(0, 2, self.heads).astype(np.float32) if self.sinks else None
         if nan_token is not None:
             q[nan_token] = k[nan_token] = v[nan_token] = np.nan
 
@@ -43,6 +45,7 @@ class Shape:
                 scale=self.scale or self.head_dim**-0.5,
                 window=self.window,
                 softcap=self.softcap,
+                sinks=sinks,
             )
 
         layout = KvLayout(self.dtype, 1, blocks, self.block_size, self.kv_heads, self.head_dim)
@@ -97,8 +100,8 @@ def sequences_in_blocks(
 
 
 shapes = st.builds(
-    lambda dtype, group, kv_heads, head_dim, block_size, window, softcap: Shape(
-        dtype, group * kv_heads, kv_heads, head_dim, block_size, window, softcap
+    lambda dtype, group, kv_heads, head_dim, block_size, window, softcap, sinks: Shape(
+        dtype, group * kv_heads, kv_heads, head_dim, block_size, window, softcap, sinks=sinks
     ),
     dtype=st.sampled_from(KV_DTYPES),
     group=st.integers(1, 8),
@@ -107,6 +110,7 @@ shapes = st.builds(
     block_size=st.sampled_from([16, 32, 64, 128, 256]),
     window=st.sampled_from([0, 0, 1, 2, 7, 40, 300]),
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
+    sinks=st.booleans(),
 )
 
 
@@ -136,14 +140,14 @@ def test_prompts_in_chunks_then_decode(shape: Shape, lengths: list[int], seed: i
     check(shape, steps, seed, blocks=blocks, tokens=97, threads=int(random.integers(1, 4)), few=True)
 
 
-@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize(("window", "sinks"), [(0, False), (300, False), (300, True)])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_contexts_of_several_segments(dtype: str, window: int, threads: int) -> None:
+def test_contexts_of_several_segments(dtype: str, window: int, sinks: bool, threads: int) -> None:
     """A prompt over three segments, then decode alone (split over segments and merged) and in company (not split)."""
     seed, length = 17, 700
     random = np.random.default_rng(seed)
-    shape = Shape(dtype, heads=4, kv_heads=2, head_dim=32, block_size=64, window=window)
+    shape = Shape(dtype, heads=4, kv_heads=2, head_dim=32, block_size=64, window=window, sinks=sinks)
     tables, blocks = sequences_in_blocks(random, [length + 3, *[20] * 7], 64)
     ids = random.integers(0, 97, length + 3).tolist()
     steps = [Step([Run(ids[:250], 0, tables[0])]), Step([Run(ids[250:length], 250, tables[0])])]
@@ -193,6 +197,24 @@ def test_equal_keys_give_the_mean_of_the_values() -> None:
 
     harness = Harness(record, vocab=length, kv=KvLayout("float32", 1, 3, 16, 1, head_dim))
     means: F32 = np.cumsum(values, 0) / np.arange(1, length + 1)[:, None]
+    for isa in ISAS:
+        got = forward(harness.compile(native(isa)), Step([Run(range(length), 0, [2, 0, 1])]))
+        np.testing.assert_allclose(got, means, atol=1e-5)
+
+
+def test_a_sink_takes_its_share() -> None:
+    """Equal scores of 0 and a sink of log(n): it weighs as much as n tokens, whose values are zero."""
+    length, head_dim, weigh = 40, 16, 7
+    values = np.random.default_rng(1).standard_normal((length, head_dim)).astype(np.float32)
+    zeros = np.zeros((length, head_dim), np.float32)
+    sinks = np.array([np.log(weigh)], np.float32)
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        ops.kv_store(feed(backend, ops, zeros), feed(backend, ops, values), layer=0)
+        return ops.attention(feed(backend, ops, zeros), layer=0, heads=1, scale=1.0, sinks=sinks)
+
+    harness = Harness(record, vocab=length, kv=KvLayout("float32", 1, 3, 16, 1, head_dim))
+    means: F32 = np.cumsum(values, 0) / (np.arange(1, length + 1)[:, None] + weigh)
     for isa in ISAS:
         got = forward(harness.compile(native(isa)), Step([Run(range(length), 0, [2, 0, 1])]))
         np.testing.assert_allclose(got, means, atol=1e-5)

@@ -52,25 +52,33 @@ def normal(random: np.random.Generator, *shape: int) -> F32:
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 300),
+    heads=st.integers(1, 4),
     rows=st.integers(1, 8),
     seed=SEEDS,
     eps=st.sampled_from([1e-6, 1e-5, 1e-2]),
     offset=st.sampled_from([0.0, 1.0]),
+    again=st.booleans(),
 )
-def test_rms_norm(n: int, rows: int, seed: int, eps: float, offset: float) -> None:
+def test_rms_norm(
+    n: int, heads: int, rows: int, seed: int, eps: float, offset: float, *, again: bool
+) -> None:
+    """Of whole rows and of heads; in place, and where the input is needed `again`."""
     random = np.random.default_rng(seed)
-    x, weight = normal(random, rows, n), normal(random, n)
+    x, weight = normal(random, rows, heads * n), normal(random, n)
     x[0] = 0
 
     def record(backend: Backend, ops: Recorder) -> Value:
-        return ops.rms_norm(feed(backend, ops, x), weight, eps=float(np.float32(eps)), weight_offset=offset)
+        value = feed(backend, ops, x)
+        normed = ops.rms_norm(value, weight, eps=float(np.float32(eps)), weight_offset=offset, heads=heads)
+        return ops.add(normed, value) if again else normed
 
     harness, step = Harness(record, vocab=rows), rows_step(rows)
     expected = exact(harness, step)
     # The sum has n / 16 + 4 roundings, of which a square root halves the effect; weight + offset may cancel.
-    unit = np.abs(expected) + np.abs(x) / np.sqrt(
-        np.square(x.astype(np.float64)).mean(-1, keepdims=True) + eps
-    )
+    squares = np.square(x.astype(np.float64)).reshape(rows, heads, n)
+    unit = np.abs(expected) + np.abs(x) / np.sqrt(squares.mean(-1) + eps).repeat(n, axis=-1)
+    if again:
+        unit += np.abs(x)
     for isa in ISAS:
         got = forward(harness.compile(native(isa)), step)
         assert_within(got, expected, (n / 16 + 12) * EPS * unit, f"{isa} n {n} seed {seed}")
@@ -95,6 +103,81 @@ def test_silu_mul(n: int, rows: int, seed: int) -> None:
         assert_within(
             forward(harness.compile(native(isa)), step), expected, bound, f"{isa} n {n} seed {seed}"
         )
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 100), rows=st.integers(1, 8), seed=SEEDS)
+def test_gelu_mul(n: int, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    gate, up = normal(random, rows, n), normal(random, rows, n)
+    gate[0, 0] = random.choice([-1e30, -100, -10.3, -9.9, -5, -1e-20, 0, 5, 1e30])
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        return ops.gelu_mul(feed(backend, ops, gate), feed(backend, ops, up))
+
+    harness, step = Harness(record, vocab=rows), rows_step(rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = exact(harness, step)
+    # Far below zero the factor is exp of a rounded cube: relative errors of up to 88 roundings. The reference cancels.
+    g = gate.astype(np.float64)
+    bound = 300 * EPS * np.abs(expected) + (1e-15 * np.minimum(np.abs(g), 20) + 1e-36 * np.abs(g)) * np.abs(
+        up
+    )
+    for isa in ISAS:
+        got = forward(harness.compile(native(isa)), step)
+        assert_within(got, expected, bound, f"{isa} n {n} seed {seed}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 100), rows=st.integers(1, 8), seed=SEEDS, cap=st.sampled_from([0.5, 30.0, 50.0]))
+def test_softcap(n: int, rows: int, seed: int, cap: float) -> None:
+    random = np.random.default_rng(seed)
+    x = normal(random, rows, n) * np.float32(cap)
+    x[0, 0] = random.choice([-1e36, -100, -0.6, -1e-30, 0, 0.59, 0.6, 0.61, 1e36]) * cap
+
+    harness = Harness(lambda backend, ops: ops.softcap(feed(backend, ops, x), cap), vocab=rows)
+    step = rows_step(rows)
+    expected = exact(harness, step)
+    for isa in ISAS:
+        got = forward(harness.compile(native(isa)), step)
+        assert_within(got, expected, 10 * EPS * np.abs(expected) + 1e-45, f"{isa} n {n} seed {seed}")
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 100), rows=st.integers(1, 8), seed=SEEDS)
+def test_sigmoid_mul(n: int, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    gate, x = normal(random, rows, 1), normal(random, rows, n)
+    gate[0] = random.choice([-1e30, -90, -87.4, -20, 0, 20, 90, 1e30])
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        return ops.sigmoid_mul(feed(backend, ops, gate), feed(backend, ops, x))
+
+    harness, step = Harness(record, vocab=rows), rows_step(rows)
+    with np.errstate(over="ignore"):
+        expected = exact(harness, step)
+    bound = 10 * EPS * np.abs(expected) + 1e-36 * np.abs(x.astype(np.float64))
+    for isa in ISAS:
+        assert_within(
+            forward(harness.compile(native(isa)), step), expected, bound, f"{isa} n {n} seed {seed}"
+        )
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """Where exp is capped, a NaN must not become a number on the way."""
+    nan, ones = np.full((1, 20), np.nan, np.float32), np.ones((1, 20), np.float32)
+    records = {
+        "softcap": lambda backend, ops: ops.softcap(feed(backend, ops, nan), 30.0),
+        "silu_mul": lambda backend, ops: ops.silu_mul(feed(backend, ops, nan), feed(backend, ops, ones)),
+        "gelu_mul": lambda backend, ops: ops.gelu_mul(feed(backend, ops, nan), feed(backend, ops, ones)),
+        "sigmoid_mul": lambda backend, ops: ops.sigmoid_mul(
+            feed(backend, ops, nan[:, :1]), feed(backend, ops, ones)
+        ),
+    }
+    for name, record in records.items():
+        for isa in ISAS:
+            got = forward(Harness(record, vocab=1).compile(native(isa)), rows_step(1))
+            assert np.isnan(got).all(), (name, isa)
 
 
 @settings(max_examples=40, deadline=None)

@@ -29,14 +29,18 @@ def row_program(format: str, rows: int) -> Harness:
     down_w = random.standard_normal((dim, 224)).astype(np.float32) / 10
     pad = np.zeros((19, dim), np.float32)  # the second product needs whole groups: 205 + 19
     norm, bias = random.standard_normal((2, dim)).astype(np.float32)
+    one = random.standard_normal((1, dim)).astype(np.float32)
 
     def record(backend: Backend, ops: Recorder) -> Value:
         value = feed(backend, ops, x)
         h = ops.rms_norm(value, norm, eps=1e-5)
+        h = ops.rms_norm(ops.add(h, ops.softcap(value, 3.0)), norm[:32], eps=1e-5, heads=3)
         gate = ops.linear(h, Linear(matrix(backend, np.concatenate([gate_w, pad]), format)))
         up = ops.linear(h, Linear(matrix(backend, np.concatenate([up_w, pad]), format)))
         down = Linear(matrix(backend, down_w, format), bias)
-        return ops.linear(ops.silu_mul(gate, up), down, residual=value)
+        both = ops.add(ops.silu_mul(gate, up), ops.gelu_mul(up, gate))
+        both = ops.sigmoid_mul(ops.linear(h, Linear(matrix(backend, one))), both)
+        return ops.linear(both, down, residual=value)
 
     return Harness(record, vocab=rows)
 
@@ -133,8 +137,12 @@ def test_attention_does_not_depend_on_how_it_is_computed(*, isa: str, dtype: str
     length = pick(33, 290, 530)
     ids = random.integers(0, 97, length).tolist()
 
+    softcap, sinks = float(pick(0, 0, 3)), bool(pick(0, 1))
+
     def shape(block_size: int) -> Shape:
-        return Shape(dtype, group * kv_heads, kv_heads, head_dim, block_size, window)
+        return Shape(
+            dtype, group * kv_heads, kv_heads, head_dim, block_size, window, softcap=softcap, sinks=sinks
+        )
 
     expected = attention_bits(shape(16), isa, ids, seed=0, cuts=[])
     assert np.isfinite(expected.view(np.float32)).all()
@@ -182,12 +190,12 @@ def test_no_number_reaches_no_row_before_it(isa: str, dtype: str, window: int) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("window", [0, 300])
-def test_a_split_context_is_a_whole_one(isa: str, window: int) -> None:
+@pytest.mark.parametrize(("window", "sinks"), [(0, False), (300, False), (300, True)])
+def test_a_split_context_is_a_whole_one(isa: str, window: int, sinks: bool) -> None:
     """A long sequence is split over segments and merged, a few rows at a time or one; with many others beside it, or on
     one thread, it is not."""
     ids = np.random.default_rng(8).integers(0, 97, 1100).tolist()
-    shape = Shape("bfloat16", heads=8, kv_heads=4, head_dim=32, block_size=64, window=window)
+    shape = Shape("bfloat16", heads=8, kv_heads=4, head_dim=32, block_size=64, window=window, sinks=sinks)
     cuts = [500, 1000, *range(1001, 1100, 9)]
     expected = attention_bits(shape, isa, ids, seed=1, cuts=cuts)  # 4 heads, 1 thread: whole
     split = attention_bits(shape, isa, ids, seed=2, cuts=cuts, threads=3)

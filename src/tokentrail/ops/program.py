@@ -118,7 +118,7 @@ class Program:
             if call.kernel == "linear" and call.inputs == (value,):
                 assert call.output is not None
                 readers = {c.kernel for c in self.calls if call.output in c.inputs}
-                if call.output == self.logits or readers & {"rope", "kv_store", "attention", "rms_norm"}:
+                if call.output == self.logits or readers & {"rope", "kv_store", "attention", "softcap"}:
                     return FINE_OUTLIERS
                 if "route" in readers and call.takes_integers:
                     return FINE_OUTLIERS

@@ -130,6 +130,10 @@ class NativeExecutable:
         return last
 
 
+IN_PLACE = frozenset({"rms_norm", "softcap", "sigmoid_mul", "add"})
+"""Kernels that may write over an input: a row's values are read before their places are written."""
+
+
 class _Lowering:
     """Places a program's values in buffers and records its calls natively.
 
@@ -205,18 +209,19 @@ class _Lowering:
             out = self._allocate(call.output) if out is None else out
             native.linear(inputs[0], call.weights[0], call.weights[1], residual, out)
             return
-        if (params.get("heads", 1) > 1 and call.kernel == "rms_norm") or (
-            call.kernel == "attention" and call.weights
-        ):
-            raise ValueError(f"no native kernel for this kind of {call.kernel}")
         if call.kernel == "experts" and call.output in self.outlier_limits:
             raise ValueError("the output of experts cannot feed an integer product directly")
-        out = self._allocate(call.output)
+        taken = None
+        if call.kernel in IN_PLACE:
+            for source in reversed(call.inputs):
+                taken = self._take_over(index, source, call.output) if taken is None else taken
+        out = self._allocate(call.output) if taken is None else taken
         match call.kernel:
             case "embedding":
                 native.embedding(call.weights[0], params["scale"], out)
             case "rms_norm":
-                native.rms_norm(inputs[0], call.weights[0], params["eps"], params["weight_offset"], out)
+                eps, offset, heads = params["eps"], params["weight_offset"], params["heads"]
+                native.rms_norm(inputs[0], call.weights[0], eps, offset, heads, out)
             case "rope_angles":
                 native.rope_angles(list(params["frequencies"]), params["magnitude"], out)
             case "attention":
@@ -226,11 +231,18 @@ class _Lowering:
                     params["scale"],
                     params["window"],
                     params["softcap"],
+                    call.weights[0] if call.weights else None,
                     params["layer"],
                     out,
                 )
             case "silu_mul":
-                native.silu_mul(*inputs, out)
+                native.gated("silu", *inputs, out)
+            case "gelu_mul":
+                native.gated("gelu_tanh", *inputs, out)
+            case "softcap":
+                native.softcap(inputs[0], params["cap"], out)
+            case "sigmoid_mul":
+                native.sigmoid_mul(*inputs, out)
             case "add":
                 native.add(*inputs, out)
             case "route":
