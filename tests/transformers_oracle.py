@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,3 +106,29 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
     if int(transformers.__version__.split(".")[0]) >= 5:
         return {"rope_parameters": {**scaling, "rope_theta": rope.theta}}
     return {"rope_theta": rope.theta, "rope_scaling": None if rope.scaling == "none" else scaling}
+
+
+def saved(case: Any) -> dict[str, Any]:
+    """config.json and the names and shapes of tensors, as transformers saves a model of a case's configuration."""
+    config = getattr(transformers, case.config_class)(**case.settings)
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        values = json.loads((Path(folder) / "config.json").read_text())
+        stored = (Path(folder) / "model.safetensors").read_bytes()
+    for key in ("transformers_version", "dtype", "torch_dtype"):
+        values.pop(key, None)
+    header = json.loads(stored[8 : 8 + int.from_bytes(stored[:8], "little")])
+    shapes = {name: entry["shape"] for name, entry in sorted(header.items()) if name != "__metadata__"}
+    return {"config": values, "shapes": shapes}
+
+
+def logits_of_folder(folder: Path, tokens: Sequence[int], *, again: Path | None = None) -> F32:
+    """[tokens, vocab] of a checkpoint in float32; saved once more, to the folder `again`."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    if info["missing_keys"] or info["unexpected_keys"]:
+        raise ValueError(f"the folder does not hold the model: {info}")
+    if again is not None:
+        model.save_pretrained(again)
+    return logits(model.eval(), tokens)

@@ -10,6 +10,7 @@ from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.hf_tokenizer import read_bpe_files, read_chat_templates, read_folder_tokenizer
 from tokentrail.checkpoints.json_file import MAX_TOKENIZER_BYTES, read_bytes
+from tokentrail.checkpoints.layout import ROPE_TENSORS
 from tokentrail.checkpoints.model import (
     AddedToken,
     Checkpoint,
@@ -25,6 +26,7 @@ from tokentrail.checkpoints.tiktoken import read_ranks
 __all__ = [
     "DEQUANTIZED_TYPES",
     "MAX_TOKENIZER_BYTES",
+    "ROPE_TENSORS",
     "RUNNABLE_FORMATS",
     "AddedToken",
     "Checkpoint",

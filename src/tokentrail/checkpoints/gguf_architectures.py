@@ -8,21 +8,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from tokentrail.checkpoints.errors import file_error, quoted
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import ModelConfig, RopeConfig
 
-GLOBAL_TENSORS = {"token_embd": "embed", "output_norm": "norm", "output": "head", "rope_freqs": "rope_freqs"}
+GLOBAL_TENSORS = {
+    "token_embd": "embed",
+    "output_norm": "norm",
+    "output": "head",
+    "rope_freqs": "rope_freqs",
+    "rope_factors_short": "rope_factors_short",
+    "rope_factors_long": "rope_factors_long",
+}
 LAYER_TENSORS = {
     "attn_norm": "attn_norm",
     "attn_q": "q",
     "attn_k": "k",
     "attn_v": "v",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
     "attn_output": "o",
+    "post_attention_norm": "attn_post_norm",
     "ffn_norm": "mlp_norm",
+    "post_ffw_norm": "mlp_post_norm",
     "ffn_gate": "gate",
     "ffn_up": "up",
     "ffn_down": "down",
@@ -35,16 +48,20 @@ _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias)
 _GLOBAL_NAME = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 
+def _as_it_is(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    return config
+
+
 @dataclass(frozen=True)
 class GGUFArchitecture:
     """How one value of `general.architecture` is read."""
 
     family: str
     """`ModelConfig.architecture`: which model in `models/` runs it."""
-    rope_interleaved: bool
+    rope_interleaved: bool = False
     """GGUF's llama files store q and k permuted, so that rotated pairs are neighbours; most others do not."""
-    config: Callable[[Metadata, str, GGUFArchitecture, int, bool], ModelConfig]
-    """(metadata, key prefix, this entry, vocabulary size, tied embeddings) → configuration."""
+    finish: Callable[[Metadata, str, ModelConfig], ModelConfig] = _as_it_is
+    """(metadata, key prefix, what all decoders' keys say) → the configuration, with what this architecture adds."""
 
 
 def canonical_name(stored: str) -> str | None:
@@ -75,13 +92,14 @@ def read_config(metadata: Metadata, path: Path, *, vocab_size: int, tied: bool) 
             f"architecture {quoted(name)} is not supported (supported: {known})",
             "Use a model of these.",
         )
-    return entry.config(metadata, name + ".", entry, vocab_size, tied)
+    prefix = name + "."
+    return entry.finish(metadata, prefix, _decoder(metadata, prefix, entry, vocab_size, tied))
 
 
-def _dense_decoder(
+def _decoder(
     metadata: Metadata, prefix: str, entry: GGUFArchitecture, vocab_size: int, tied: bool
 ) -> ModelConfig:
-    """The keys that all dense decoders of the Llama kind share."""
+    """The keys that all decoders share."""
     experts = metadata.integer(prefix + "expert_count", low=0, high=1 << 16, default=0)
     if experts:
         raise file_error(
@@ -120,6 +138,9 @@ def _dense_decoder(
         rope=_rope(metadata, prefix, entry, head_dim, context),
         tie_embeddings=tied,
         sliding_window=window or None,
+        attention_scale=metadata.number(prefix + "attention.scale", low=0, high=1e6, default=0.0) or None,
+        attention_softcap=metadata.number(prefix + "attn_logit_softcapping", low=0, high=1e6, default=0.0),
+        logit_softcap=metadata.number(prefix + "final_logit_softcapping", low=0, high=1e6, default=0.0),
     )
 
 
@@ -135,32 +156,36 @@ def _rope(
     factor = metadata.number(prefix + "rope.scaling.factor", low=0, high=1e6, default=factor) or 1.0
     default = "linear" if factor != 1.0 else "none"
     scaling = metadata.text(prefix + "rope.scaling.type", default=default)
-    if scaling not in ("none", "linear", "yarn"):
+    if scaling not in ("none", "linear", "yarn", "longrope"):
         raise file_error(
             metadata.path,
-            f"rope scaling {quoted(scaling)} is not supported (none, linear, yarn are)",
+            f"rope scaling {quoted(scaling)} is not supported (none, linear, yarn, longrope are)",
             "Use another model.",
         )
-    if scaling == "none" or (scaling == "linear" and factor == 1.0):
-        return RopeConfig(dim=dim, theta=theta, interleaved=entry.rope_interleaved)
-    if scaling == "linear":
-        return RopeConfig(
-            dim=dim, theta=theta, interleaved=entry.rope_interleaved, scaling=scaling, factor=factor
-        )
-    # YaRN (arXiv:2309.00071): cos and sin are multiplied by 0.1 ln(factor) + 1, times the file's own factor.
-    own = metadata.number(
-        prefix + "rope.scaling.yarn_attn_factor", low=0, high=100, open_low=True, default=1.0
-    )
-    own *= metadata.number(prefix + "rope.scaling.attn_factor", low=0, high=100, open_low=True, default=1.0)
-    return RopeConfig(
+    # LongRoPE's factors are tensors, which make it what it is when the model is loaded.
+    if scaling in ("none", "longrope") or (scaling == "linear" and factor == 1.0):
+        scaling, factor = "none", 1.0
+    own = metadata.number(prefix + "rope.scaling.attn_factor", low=0, high=100, open_low=True, default=1.0)
+    rope = RopeConfig(
         dim=dim,
         theta=theta,
         interleaved=entry.rope_interleaved,
         scaling=scaling,
         factor=factor,
         original_max_position=metadata.integer(
-            prefix + "rope.scaling.original_context_length", low=1, high=1 << 28, default=context
+            prefix + "rope.scaling.original_context_length", low=0, high=1 << 28, default=0
         ),
+        attention_factor=own,
+    )
+    if scaling != "yarn":
+        return rope
+    # YaRN (arXiv:2309.00071): cos and sin are multiplied by 0.1 ln(factor) + 1, times the file's own factors.
+    own *= metadata.number(
+        prefix + "rope.scaling.yarn_attn_factor", low=0, high=100, open_low=True, default=1.0
+    )
+    return replace(
+        rope,
+        original_max_position=rope.original_max_position or context,
         attention_factor=own * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0),
         beta_fast=metadata.number(
             prefix + "rope.scaling.yarn_beta_fast", low=0, high=1e6, open_low=True, default=32.0
@@ -171,7 +196,59 @@ def _rope(
     )
 
 
+def _windows(metadata: Metadata, prefix: str, layers: int, period: int) -> tuple[bool, ...]:
+    """Which layers are windowed: all but the last of each `period`; the file may say another, or so layer by layer."""
+    key = prefix + "attention.sliding_window_pattern"
+    given = metadata.values.get(key)
+    if isinstance(given, np.ndarray) and given.dtype.kind == "b":
+        if given.size != layers:
+            metadata.fail(key, f"an array of {layers} booleans")
+        return tuple(bool(windowed) for windowed in given)
+    period = metadata.integer(key, low=1, high=4096, default=period)
+    return tuple((layer + 1) % period != 0 for layer in range(layers))
+
+
+def _gemma2(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    return replace(
+        _gemma(config, largest=46), windowed_layers=_windows(metadata, prefix, config.num_layers, 2)
+    )
+
+
+def _gemma3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    theta = metadata.number(prefix + "rope.freq_base_swa", low=1, high=1e12, open_low=True, default=10000.0)
+    return replace(
+        _gemma(config, largest=62),
+        windowed_layers=_windows(metadata, prefix, config.num_layers, 6),
+        rope_local=RopeConfig(dim=config.rope.dim, theta=theta),
+    )
+
+
+def _gemma(config: ModelConfig, *, largest: int) -> ModelConfig:
+    """Weights of norms are stored with their 1 added.
+
+    The largest model of each generation, known by its number of layers, scales scores by its hidden size over its
+    heads: files do not say so.
+    """
+    scale = config.attention_scale
+    if scale is None and config.num_layers == largest:
+        scale = 1 / math.sqrt(config.hidden_size / config.num_heads)
+    return replace(config, embedding_scale=math.sqrt(config.hidden_size), attention_scale=scale)
+
+
+def _smollm3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Each fourth layer has no positions; files do not say which."""
+    layers = tuple((layer + 1) % 4 == 0 for layer in range(config.num_layers))
+    return replace(config, unrotated_layers=layers)
+
+
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(family="llama", rope_interleaved=True, config=_dense_decoder),
+    "ernie4_5": GGUFArchitecture("llama", rope_interleaved=True),
+    "gemma2": GGUFArchitecture("gemma2", finish=_gemma2),
+    "gemma3": GGUFArchitecture("gemma3", finish=_gemma3),
+    "internlm2": GGUFArchitecture("llama", rope_interleaved=True),
+    "llama": GGUFArchitecture("llama", rope_interleaved=True),
+    "qwen2": GGUFArchitecture("llama"),
+    "qwen3": GGUFArchitecture("qwen3"),
+    "smollm3": GGUFArchitecture("llama", rope_interleaved=True, finish=_smollm3),
 }
 """By `general.architecture`."""

@@ -21,6 +21,7 @@ layers.{i}.shared_gate       (1, hidden)                           Qwen2-MoE
 norm                         (hidden,)
 head                         (vocab, hidden)                       absent when tied to `embed`
 rope_freqs                   (rope.dim / 2,)                       optional: divisors of the frequencies
+rope_factors_short, _long    (rope.dim / 2,)                       optional, both: LongRoPE's
 """
 
 from __future__ import annotations
@@ -40,32 +41,51 @@ VECTOR_FORMATS = frozenset({"F32", "F16", "BF16"})
 
 REQUANTIZE = "Convert it: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0 (or Q4_0, Q4_1)."
 
+ROPE_TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
+
+FAMILY_TENSORS: dict[str, tuple[str, ...]] = {
+    "gemma2": ("attn_post_norm", "mlp_post_norm"),
+    "gemma3": ("attn_post_norm", "mlp_post_norm", "q_norm", "k_norm"),
+    "glm4": ("attn_post_norm", "mlp_post_norm"),
+    "qwen3": ("q_norm", "k_norm"),
+}
+"""What the layers of a family have besides two norms, q, k, v, o and a feed-forward network."""
+
 
 def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     """Canonical names and shapes that a model of this configuration (must have, may have)."""
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    matrices: Shapes = {
-        "q": (q_size, hidden),
-        "k": (kv_size, hidden),
-        "v": (kv_size, hidden),
-        "o": (hidden, q_size),
-        "gate": (intermediate, hidden),
-        "up": (intermediate, hidden),
-        "down": (hidden, intermediate),
-    }
+    hidden = config.hidden_size
     required: Shapes = {"embed": (config.vocab_size, hidden), "norm": (hidden,)}
-    optional: Shapes = {"rope_freqs": (config.rope.dim // 2,)}
+    optional: Shapes = dict.fromkeys(ROPE_TENSORS, (config.rope.dim // 2,))
     if not config.tie_embeddings:
         required["head"] = (config.vocab_size, hidden)
+    vectors: Shapes = {
+        "attn_post_norm": (hidden,),
+        "mlp_post_norm": (hidden,),
+        "q_norm": (config.head_dim,),
+        "k_norm": (config.head_dim,),
+        "sinks": (config.num_heads,),
+    }
     for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        required[prefix + "attn_norm"] = (hidden,)
-        required[prefix + "mlp_norm"] = (hidden,)
-        for name, shape in matrices.items():
-            required[prefix + name] = shape
-            optional[f"{prefix}{name}.bias"] = shape[:1]
+        shapes: Shapes = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
+        shapes |= _attention(config) | _feed_forward(config)
+        shapes |= {name: vectors[name] for name in FAMILY_TENSORS.get(config.architecture, ())}
+        for name, shape in shapes.items():
+            required[f"layers.{layer}.{name}"] = shape
+            if len(shape) == 2:
+                optional[f"layers.{layer}.{name}.bias"] = shape[:1]
     return required, optional
+
+
+def _attention(config: ModelConfig) -> Shapes:
+    hidden = config.hidden_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {"q": (q_size, hidden), "k": (kv_size, hidden), "v": (kv_size, hidden), "o": (hidden, q_size)}
+
+
+def _feed_forward(config: ModelConfig) -> Shapes:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
 
 
 def check_tensors(
@@ -90,6 +110,8 @@ def check_tensors(
     for name in required:
         if name not in tensors:
             raise file_error(path, f"the tensor for {name!r} is missing", DOWNLOAD_AGAIN)
+    if ("rope_factors_short" in tensors) != ("rope_factors_long" in tensors):
+        raise file_error(path, "holds only one of LongRoPE's two lists of factors", DOWNLOAD_AGAIN)
     for name, tensor in tensors.items():
         stored = quoted(stored_names[name])
         shape = required.get(name) or optional.get(name)

@@ -83,6 +83,8 @@ class ModelConfig:
     """Positions that a token sees, itself included; None: all before it."""
     windowed_layers: tuple[bool, ...] = ()
     """Which layers have the sliding window; empty: all."""
+    unrotated_layers: tuple[bool, ...] = ()
+    """Which layers know no positions (SmolLM3); empty: none."""
     rope_local: RopeConfig | None = None
     """RoPE of the windowed layers, where it differs (Gemma 3)."""
     attention_scale: float | None = None
@@ -99,6 +101,9 @@ class ModelConfig:
         """Positions that a token of this layer sees; 0: all before it."""
         windowed = not self.windowed_layers or self.windowed_layers[layer]
         return self.sliding_window or 0 if windowed else 0
+
+    def is_rotated(self, layer: int) -> bool:
+        return not self.unrotated_layers or not self.unrotated_layers[layer]
 
     def has_experts(self, layer: int) -> bool:
         return self.moe is not None and (not self.moe.layers or self.moe.layers[layer])

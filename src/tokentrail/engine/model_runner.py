@@ -7,12 +7,12 @@ import time
 
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.engine.batch import Batch, SampledRows
-from tokentrail.engine.capacity import plan_capacity
+from tokentrail.engine.capacity import Capacity, plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.loading import Progress
 from tokentrail.engine.speculation import is_ngram
-from tokentrail.models import load_model
-from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
+from tokentrail.models import LoadedModel, load_model
+from tokentrail.ops.backend import KV_DTYPES, Executable, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
 
@@ -35,7 +35,13 @@ class ModelRunner:
         plan = plan_capacity(checkpoint, backend, config, draft=draft)
         total = checkpoint.nbytes + (0 if draft is None else draft.nbytes)
         part = _part_of(progress, 0, total)
-        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=part)
+        model = load_model(
+            checkpoint,
+            backend,
+            activation_dtype=config.activation_dtype,
+            context=plan.max_model_len,
+            progress=part,
+        )
         self.max_logit_rows = plan.max_logit_rows
         limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, plan.max_logit_rows)
         self._executable: NativeExecutable = backend.compile(
@@ -45,7 +51,7 @@ class ModelRunner:
         self.draft: _DraftModel | None = None
         if draft is not None and plan.draft_kv is not None:
             part = _part_of(progress, checkpoint.nbytes, total)
-            self.draft = _DraftModel(draft, backend, config, plan.draft_kv, limits, part)
+            self.draft = _DraftModel(draft, backend, config, plan, limits, part)
             weight_bytes += self.draft.weight_bytes
             kv_bytes += plan.draft_kv.bytes_per_token
         self.info = EngineInfo(
@@ -59,7 +65,7 @@ class ModelRunner:
             kv_bytes_per_token=kv_bytes,
             weight_bytes=weight_bytes,
             eos_token_ids=list(checkpoint.eos_token_ids),
-            fingerprint=_fingerprint(checkpoint, backend.isa, plan.kv.dtype, config.activation_dtype),
+            fingerprint=_fingerprint(checkpoint, model, backend.isa, plan.kv.dtype, config.activation_dtype),
             isa=backend.isa,
             threads=backend.threads,
             max_num_seqs=config.max_num_seqs,
@@ -95,16 +101,23 @@ class _DraftModel:
         checkpoint: Checkpoint,
         backend: NativeBackend,
         config: EngineConfig,
-        kv: KvLayout,
+        plan: Capacity,
         limits: Limits,
         progress: Progress | None,
     ) -> None:
-        model = load_model(checkpoint, backend, activation_dtype=config.activation_dtype, progress=progress)
+        assert plan.draft_kv is not None
+        model = load_model(
+            checkpoint,
+            backend,
+            activation_dtype=config.activation_dtype,
+            context=plan.max_model_len,
+            progress=progress,
+        )
         self.weight_bytes = model.weight_bytes
         self.max_model_len = checkpoint.config.max_position
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self._executable = backend.compile(
-            model.program, kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
+            model.program, plan.draft_kv, limits, checkpoint.config.vocab_size, eager=config.enforce_eager
         )
 
     def execute(self, batch: Batch) -> SampledRows:
@@ -193,6 +206,10 @@ def _check_model(checkpoint: Checkpoint) -> None:
         )
 
 
-def _fingerprint(checkpoint: Checkpoint, isa: str, kv_dtype: str, activation_dtype: str) -> str:
-    parts = (checkpoint.fingerprint, str(NUMERICS_VERSION), native_digest(), isa, kv_dtype, activation_dtype)
+def _fingerprint(
+    checkpoint: Checkpoint, model: LoadedModel, isa: str, kv_dtype: str, activation_dtype: str
+) -> str:
+    rope = repr(model.rope)  # some kinds depend on the longest context served
+    numerics = (str(NUMERICS_VERSION), native_digest(), isa, rope)
+    parts = (checkpoint.fingerprint, *numerics, kv_dtype, activation_dtype)
     return "tt-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

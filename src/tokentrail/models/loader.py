@@ -6,14 +6,14 @@ The only module that knows both the formats of checkpoints and the layouts of op
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.checkpoints import Checkpoint, ModelConfig, Tensor, dequantize
-from tokentrail.models import llama
+from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, ModelConfig, Tensor, dequantize
+from tokentrail.models import gemma, glm4, llama, qwen3
 from tokentrail.models.rope import RopeAngles, rope_angles
 from tokentrail.models.weights import Weights
 from tokentrail.ops.backend import Backend
@@ -22,7 +22,14 @@ from tokentrail.protocol import ModelFileError
 
 Forward = Callable[[Recorder, ModelConfig, Weights, RopeAngles], Value]
 
-FAMILIES: dict[str, Forward] = {"llama": llama.forward}
+FAMILIES: dict[str, Forward] = {
+    "gemma2": gemma.gemma2,
+    "gemma3": gemma.gemma3,
+    "glm4": glm4.forward,
+    "llama": llama.forward,
+    "qwen3": qwen3.forward,
+}
+"""By `ModelConfig.architecture`. Which models of the world run as which family: `checkpoints/*_architectures.py`."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes packed so far and in all."""
@@ -36,6 +43,8 @@ class LoadedModel:
     program: Program
     weight_bytes: int
     num_parameters: int
+    rope: RopeAngles
+    """As chosen for the longest context served, where that matters."""
 
 
 def activation_formats(checkpoint: Checkpoint, backend: Backend, activation_dtype: str) -> dict[str, str]:
@@ -53,10 +62,12 @@ def load_model(
     backend: Backend,
     *,
     activation_dtype: str = "auto",
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Pack the checkpoint's weights and record its family's forward pass.
 
+    `context` is the longest that will be served, by which some kinds of RoPE are chosen; None: the model's own.
     Raises `ModelFileError` when the architecture is not known, or a tensor is missing.
     """
     forward = FAMILIES.get(checkpoint.config.architecture)
@@ -66,21 +77,39 @@ def load_model(
             f"{checkpoint.path}: architecture {checkpoint.config.architecture!r} is not supported; known: {known}"
         )
     source = _Source(checkpoint, backend, activation_dtype, progress)
-    rope = rope_angles(checkpoint.config.rope, backend, _rope_factors(checkpoint))
+    rope = _rope(checkpoint, backend, checkpoint.config.max_position if context is None else context)
     recorder = Recorder()
     logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector, source.bias), rope)
-    parameters = sum(int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name != "rope_freqs")
-    return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters)
+    parameters = sum(
+        int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name not in ROPE_TENSORS
+    )
+    return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters, rope)
 
 
-def _rope_factors(checkpoint: Checkpoint) -> npt.NDArray[np.float32] | None:
-    tensor = checkpoint.tensors.get("rope_freqs")
+def _rope(checkpoint: Checkpoint, backend: Backend, context: int) -> RopeAngles:
+    config = checkpoint.config.rope
+    freqs, short, long = (_rope_factors(checkpoint, name) for name in ROPE_TENSORS)
+    if short is not None and long is not None:
+        config = replace(
+            config,
+            scaling="longrope",
+            original_max_position=config.original_max_position or checkpoint.config.max_position,
+            short_factors=tuple(map(float, short)),
+            long_factors=tuple(map(float, long)),
+        )
+    angles = rope_angles(config, backend, freqs, context=context)
+    local = checkpoint.config.rope_local
+    return angles if local is None else replace(angles, windowed=rope_angles(local, backend, context=context))
+
+
+def _rope_factors(checkpoint: Checkpoint, name: str) -> npt.NDArray[np.float32] | None:
+    tensor = checkpoint.tensors.get(name)
     if tensor is None:
         return None
     factors = _floats(tensor)
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise ModelFileError(
-            f"{checkpoint.path}: the rotary factors (rope_freqs) are not all positive numbers; the file is damaged"
+            f"{checkpoint.path}: the rotary factors ({name}) are not all positive numbers; the file is damaged"
         )
     return factors
 
