@@ -201,7 +201,7 @@ def test_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"architecture": "mamba"}, "architecture 'mamba' is not supported (supported: llama)"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported (supported: "),
         ({"metadata": {"general.type": "adapter"}}, "holds a 'adapter', not a model"),
         ({"metadata": {"split.count": 3}}, "one of 3 parts of a model, but is not named like one"),
         ({"metadata": {"llama.expert_count": 8}}, "mixture of 8 experts"),
