@@ -205,7 +205,10 @@ def test_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
         ({"metadata": {"general.type": "adapter"}}, "holds a 'adapter', not a model"),
         ({"metadata": {"split.count": 3}}, "one of 3 parts of a model, but is not named like one"),
         ({"metadata": {"llama.expert_count": 8}}, "mixture of 8 experts"),
-        ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        (
+            {"metadata": {"llama.rope.scaling.type": "longrope"}},
+            "the tensor for 'rope_factors_short' is missing",
+        ),
         (
             {"metadata": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 0.0}},
             "'llama.rope.scaling.yarn_beta_fast'",

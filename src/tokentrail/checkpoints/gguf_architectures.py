@@ -162,8 +162,8 @@ def _rope(
             f"rope scaling {quoted(scaling)} is not supported (none, linear, yarn, longrope are)",
             "Use another model.",
         )
-    # LongRoPE's factors are tensors, which make it what it is when the model is loaded.
-    if scaling in ("none", "longrope") or (scaling == "linear" and factor == 1.0):
+    # LongRoPE's factors are tensors. Some files have them without its name; then they make it so when they are loaded.
+    if scaling == "none" or (scaling == "linear" and factor == 1.0):
         scaling, factor = "none", 1.0
     own = metadata.number(prefix + "rope.scaling.attn_factor", low=0, high=100, open_low=True, default=1.0)
     rope = RopeConfig(

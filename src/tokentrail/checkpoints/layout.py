@@ -57,6 +57,8 @@ def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     hidden = config.hidden_size
     required: Shapes = {"embed": (config.vocab_size, hidden), "norm": (hidden,)}
     optional: Shapes = dict.fromkeys(ROPE_TENSORS, (config.rope.dim // 2,))
+    if config.rope.scaling == "longrope" and not config.rope.long_factors:
+        required |= {name: optional[name] for name in ("rope_factors_short", "rope_factors_long")}
     if not config.tie_embeddings:
         required["head"] = (config.vocab_size, hidden)
     vectors: Shapes = {
