@@ -49,7 +49,8 @@ def families() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder), saved[name]["config"], saved[name]["shapes"])
             logits[name] = oracle.logits_of_folder(Path(folder), case.tokens())
-    (TESTS / "golden" / "families.json").write_text(json.dumps(saved, separators=(",", ":")) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in saved.items())
+    (TESTS / "golden" / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     save("families.npz", logits)
 
 

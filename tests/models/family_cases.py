@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
     "mistral": Case("MistralConfig", settings(sliding_window=8), matters=({"sliding_window": None},)),
     "ministral": Case(
         "MinistralConfig",
-        settings(sliding_window=8, num_hidden_layers=3, layer_types=alternating(3, 2)),
+        settings(head_dim=16, sliding_window=8, num_hidden_layers=3, layer_types=alternating(3, 2)),
         matters=({"sliding_window": None}, {"layer_types": ["sliding_attention"] * 3}),
     ),
     "internlm3": Case("InternLM3Config", settings(qkv_bias=True, bias=True, head_dim=16)),

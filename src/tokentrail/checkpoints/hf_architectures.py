@@ -7,13 +7,13 @@ all that concerns RoPE into one object, `rope_parameters`, and leaves out what e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokentrail.checkpoints.errors import file_error, quoted
-from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Table
+from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Cut, Table
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import ModelConfig, RopeConfig
 
@@ -31,6 +31,26 @@ DENSE_TENSORS: Table = {
     "mlp.down_proj": "down",
 }
 """What most dense decoders call the tensors of a layer."""
+HEAD_NORMS: Table = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
+"""Norms of each query and key head."""
+
+
+def _qkv(config: ModelConfig) -> Sequence[Cut]:
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return Cut("q", 0, q), Cut("k", q, q + kv), Cut("v", q + kv)
+
+
+def _gate_up(config: ModelConfig) -> Sequence[Cut]:
+    return Cut("gate", 0, config.intermediate_size), Cut("up", config.intermediate_size)
+
+
+GLM_TENSORS: Table = {**DENSE_TENSORS, "mlp.gate_up_proj": _gate_up}
+GEMMA_TENSORS: Table = {
+    **DENSE_TENSORS,
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp_post_norm",
+}
 
 _SHARED_KEYS = ("vocab_size", "bos_token_id", "eos_token_id", "quantization_config")
 """Of a multimodal model's own level, used where its text model does not have them."""
@@ -110,6 +130,7 @@ def dense_decoder(values: Metadata, entry: HFArchitecture) -> ModelConfig:
         raise file_error(values.path, problem, "Use another model.")
     layers = values.integer("num_hidden_layers", low=1, high=4096)
     context = values.integer("max_position_embeddings", low=1, high=1 << 28, default=2048)
+    angles = rope(values, entry, head_dim, context)
     window, windowed = sliding_window(values, layers)
     return ModelConfig(
         architecture=entry.family,
@@ -120,12 +141,21 @@ def dense_decoder(values: Metadata, entry: HFArchitecture) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position=context,
+        max_position=_stretched(context, angles),
         rms_norm_eps=values.number("rms_norm_eps", low=0, high=1, open_low=True, default=1e-6),
-        rope=rope(values, entry, head_dim, context),
+        rope=angles,
         sliding_window=window,
         windowed_layers=windowed,
     )
+
+
+def _stretched(context: int, rope: RopeConfig) -> int:
+    """The context that a scaling of RoPE makes of the one in config.json, as vLLM reads it."""
+    if rope.scaling in ("linear", "dynamic"):
+        return int(context * max(rope.factor, 1.0))
+    if rope.scaling == "yarn":
+        return max(context, int(rope.original_max_position * rope.factor))
+    return context
 
 
 def sliding_window(values: Metadata, layers: int) -> tuple[int | None, tuple[bool, ...]]:
@@ -229,12 +259,146 @@ def _yarn_attention_factor(given: Metadata, factor: float) -> float:
     return given.number("attention_factor", low=0, high=100, open_low=True, default=default)
 
 
+def _gemma2(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+    return _gemma(values, entry, period=2)
+
+
+def _gemma3(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+    period = values.integer("sliding_window_pattern", low=1, high=4096, default=6)
+    config = _gemma(values, entry, period=period)
+    context = values.integer("max_position_embeddings", low=1, high=1 << 28)
+    if values.nested("rope_parameters"):
+        local = rope(values, entry, config.head_dim, context, layers="sliding_attention")
+        config = replace(config, rope=rope(values, entry, config.head_dim, context, layers="full_attention"))
+    else:
+        theta = values.number("rope_local_base_freq", low=1, high=1e12, open_low=True, default=10000.0)
+        local = RopeConfig(dim=config.head_dim, theta=theta)
+    return replace(config, rope_local=local, max_position=context)
+
+
+def _gemma(values: Metadata, entry: HFArchitecture, *, period: int) -> ModelConfig:
+    """A full layer closes each `period`, where nothing else is said. Weights of norms are stored without their 1."""
+    if values.boolean("use_bidirectional_attention"):
+        values.fail("use_bidirectional_attention", "false or null")
+    # Old files also have a `hidden_act`, of no meaning.
+    activation = values.values.get("hidden_activation") or min(entry.activations)
+    values = Metadata(
+        values.path, {**values.values, "hidden_act": activation}, word="key", remedy=values.remedy
+    )
+    config = dense_decoder(values, entry)
+    windowed = config.windowed_layers
+    if config.sliding_window is not None and not values.texts("layer_types"):
+        windowed = tuple((layer + 1) % period != 0 for layer in range(config.num_layers))
+    scalar = values.number("query_pre_attn_scalar", low=0, high=1e6, open_low=True, default=256.0)
+    return replace(
+        config,
+        windowed_layers=windowed,
+        attention_scale=1 / math.sqrt(scalar),
+        attention_softcap=values.number("attn_logit_softcapping", low=0, high=1e6, default=0.0),
+        logit_softcap=values.number("final_logit_softcapping", low=0, high=1e6, default=0.0),
+        embedding_scale=math.sqrt(config.hidden_size),
+        norm_offset=1.0,
+    )
+
+
+def _smollm3(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+    config = dense_decoder(values, entry)
+    interval = values.integer("no_rope_layer_interval", low=1, high=4096, default=4)
+    rotated = values.integers("no_rope_layers", low=0, high=1)
+    rotated = rotated or tuple(int((layer + 1) % interval != 0) for layer in range(config.num_layers))
+    if len(rotated) < config.num_layers:
+        values.fail("no_rope_layers", f"0 or 1 for each of the {config.num_layers} layers")
+    return replace(config, unrotated_layers=tuple(not r for r in rotated[: config.num_layers]))
+
+
+_GLM = HFArchitecture(
+    family="llama",
+    config=dense_decoder,
+    layer_tensors=GLM_TENSORS,
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+    },
+    rope_interleaved=True,
+)
+_GEMMA3 = HFArchitecture(
+    family="gemma3",
+    config=_gemma3,
+    layer_tensors={**GEMMA_TENSORS, **HEAD_NORMS},
+    defaults={  # multimodal files leave out most of the text model's
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "rope_theta": 1e6,
+    },
+    tied=True,
+    activations=frozenset({"gelu_pytorch_tanh"}),
+)
+_MISTRAL = HFArchitecture(
+    family="llama",
+    config=dense_decoder,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 4096 * 32},
+)
+
 ARCHITECTURES: dict[str, HFArchitecture] = {
-    "llama": HFArchitecture(family="llama", config=dense_decoder),
-    "mistral": HFArchitecture(
+    "ernie4_5": HFArchitecture(
         family="llama",
         config=dense_decoder,
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 4096 * 32},
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+        },
+        tied=True,
+        rope_interleaved=True,
+    ),
+    "gemma2": HFArchitecture(
+        family="gemma2",
+        config=_gemma2,
+        layer_tensors=GEMMA_TENSORS,
+        defaults={
+            "head_dim": 256,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        tied=True,
+        activations=frozenset({"gelu_pytorch_tanh"}),
+    ),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM,
+        family="glm4",
+        layer_tensors={
+            **GLM_TENSORS,
+            "post_self_attn_layernorm": "attn_post_norm",
+            "post_mlp_layernorm": "mlp_post_norm",
+        },
+    ),
+    "internlm3": HFArchitecture(
+        family="llama",
+        config=dense_decoder,
+        defaults={"head_dim": 128, "num_key_value_heads": 2, "max_position_embeddings": 32768},
+    ),
+    "llama": HFArchitecture(family="llama", config=dense_decoder),
+    "ministral": _MISTRAL,
+    "mistral": _MISTRAL,
+    "phi3": HFArchitecture(
+        family="llama",
+        config=dense_decoder,
+        layer_tensors={**DENSE_TENSORS, "self_attn.qkv_proj": _qkv, "mlp.gate_up_proj": _gate_up},
+        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "qwen2": HFArchitecture(
         family="llama",
@@ -246,6 +410,30 @@ ARCHITECTURES: dict[str, HFArchitecture] = {
             "max_window_layers": 28,
             "max_position_embeddings": 32768,
         },
+    ),
+    "qwen3": HFArchitecture(
+        family="qwen3",
+        config=dense_decoder,
+        layer_tensors={**DENSE_TENSORS, **HEAD_NORMS},
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "smollm3": HFArchitecture(
+        family="llama",
+        config=_smollm3,
+        defaults={
+            "num_key_value_heads": 4,
+            "use_sliding_window": False,
+            "max_position_embeddings": 32768,
+            "rope_theta": 2e6,
+        },
+        tied=True,
     ),
 }
 """By `model_type`."""
