@@ -57,8 +57,7 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
       }
       for (int r = 0; r < MR; ++r) {
         const VI a = broadcast4(q + r * row_stride + 8 * j), b = broadcast4(q + r * row_stride + 8 * j + 4);
-        for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], lo[p], a);
-        for (int p = 0; p < NP; ++p) dot[r][p] = dot4_nibble(dot[r][p], hi[p], b);
+        for (int p = 0; p < NP; ++p) dot[r][p] = dot8_nibble(dot[r][p], lo[p], a, hi[p], b);
       }
     }
   } else {
@@ -74,6 +73,34 @@ inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t 
     }
   }
 }
+
+#if defined(TT_ROW_PAIRS)
+// The same, two rows at once; the last one of an odd number goes alone.
+template <Layout L, int MR, int NP>
+  requires(MR > 1)
+inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
+  RowPair sums[MR / 2][NP] = {};
+  for (int j = 0; j < 4; ++j)
+    for (int p = 0; p < NP; ++p) {
+      VI first, second;  // k = 8 j … 8 j + 3, and the four behind them
+      if constexpr (Traits<L>::nibbles) {
+        const VI low = set1i(0x0F0F0F0F), b = loadi(w + p * stride + 64 * j);
+        first = b & low;
+        second = shr<4>(b) & low;
+      } else {
+        first = loadi(w + p * stride + 128 * j);
+        second = loadi(w + p * stride + 128 * j + 64);
+      }
+      const Columns columns = columns8(first, second);
+      for (int r = 0; r + 1 < MR; r += 2)
+        dot8_rows(sums[r / 2][p], columns, rows8(q + r * row_stride + 8 * j, q + (r + 1) * row_stride + 8 * j));
+    }
+  for (int r = 0; r + 1 < MR; r += 2)
+    for (int p = 0; p < NP; ++p) add_rows(sums[r / 2][p], dot[r][p], dot[r + 1][p]);
+  if constexpr (MR % 2)
+    dot_group<L, 1, NP>(w, stride, q + (MR - 1) * row_stride, row_stride, *reinterpret_cast<VI(*)[1][NP]>(&dot[MR - 1]));
+}
+#endif
 
 // dot[p] += one row's high bytes in the runs of four of a group that `wide` names, 256 times their value (16 times where
 // weights are bytes: `high` counts sixteens of the low byte's units, and nibbles can be read as 16 times their value).
@@ -192,7 +219,14 @@ inline void tile(const Matrix& w, const Activation& x, int64_t row, int64_t pane
     tile_integer<L, MR, NP>(w, x, row, panel, ahead, bias, residual, out);
 }
 
-constexpr int ROWS = 6;
+// A tile's sums stay in registers: AVX2's hold eight of our vectors, NEON's as many but in four times smaller pieces.
+#if defined(TT_VEC_AVX2)
+constexpr int ROWS = 4, PANELS = 1;
+#elif defined(TT_VEC_NEON)
+constexpr int ROWS = 6, PANELS = 1;
+#else
+constexpr int ROWS = 6, PANELS = 2;
+#endif
 
 // The rows in tiles of nearly equal height: a low tile unpacks the same weights for few rows. The first one, which brings
 // the panels into the cache, has the next ones fetched.
@@ -221,7 +255,7 @@ void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t r
   // One row waits for memory: one panel after the other is one stream, which both prefetchers follow.
   if (row1 - row0 == 1)
     for (; panel < panel1; ++panel) tile<L, 1, 1>(w, x, row0, panel, 4096, bias, residual, out);
-  for (; panel + 2 <= panel1; panel += 2) panels_by_rows<L, 2>(w, x, row0, row1, panel, bias, residual, out);
+  for (; panel + PANELS <= panel1; panel += PANELS) panels_by_rows<L, PANELS>(w, x, row0, row1, panel, bias, residual, out);
   for (; panel < panel1; ++panel) panels_by_rows<L, 1>(w, x, row0, row1, panel, bias, residual, out);
 }
 

@@ -119,6 +119,13 @@ inline __m256i dot4_full_half(__m256i acc, __m256i u, __m256i s) {
 }
 inline VI dot4(VI acc, VI u, VI s) { return {dot4_full_half(acc.a, u.a, s.a), dot4_full_half(acc.b, u.b, s.b)}; }
 
+inline __m256i dot8_half(__m256i acc, __m256i u, __m256i s, __m256i v, __m256i t) {
+  const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(u, s), _mm256_maddubs_epi16(v, t));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline VI dot8_nibble(VI acc, VI u, VI s, VI v, VI t) {
+  return {dot8_half(acc.a, u.a, s.a, v.a, t.a), dot8_half(acc.b, u.b, s.b, v.b, t.b)};
+}
 inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 
 inline VF dot2_bf16(VF acc, VI x, VI y) {

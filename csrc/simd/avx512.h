@@ -81,6 +81,8 @@ inline VI dot4(VI acc, VI u, VI s) {
 }
 // acc[lane] += sum over 4 bytes of u[lane] * s[lane], where every u is below 128.
 inline VI dot4_nibble(VI acc, VI u, VI s) { return dot4(acc, u, s); }
+// The same of two products, where every u and v is below 16.
+inline VI dot8_nibble(VI acc, VI u, VI s, VI v, VI t) { return dot4(dot4(acc, u, s), v, t); }
 // The same where every u is even, and up to 254.
 inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 

@@ -165,6 +165,20 @@ inline VI dot4_nibble(VI acc, VI u, VI s) {
 #endif
 }
 
+// The same of two products, where every u and v is below 16.
+#if defined(__ARM_FEATURE_DOTPROD)
+inline VI dot8_nibble(VI acc, VI u, VI s, VI v, VI t) { return dot4_nibble(dot4_nibble(acc, u, s), v, t); }
+#else
+inline QuarterI dot8_quarter(QuarterI acc, int8x16_t u, int8x16_t s, int8x16_t v, int8x16_t t) {
+  const int16x8_t low = vmlal_s8(vmull_s8(vget_low_s8(u), vget_low_s8(s)), vget_low_s8(v), vget_low_s8(t));
+  return vpadalq_s16(acc, vpaddq_s16(low, vmlal_high_s8(vmull_high_s8(u, s), v, t)));
+}
+inline VI dot8_nibble(VI acc, VI u, VI s, VI v, VI t) {
+  return {dot8_quarter(acc.a, bytes(u.a), bytes(s.a), bytes(v.a), bytes(t.a)), dot8_quarter(acc.b, bytes(u.b), bytes(s.b), bytes(v.b), bytes(t.b)),
+          dot8_quarter(acc.c, bytes(u.c), bytes(s.c), bytes(v.c), bytes(t.c)), dot8_quarter(acc.d, bytes(u.d), bytes(s.d), bytes(v.d), bytes(t.d))};
+}
+#endif
+
 // acc[lane] += sum over 4 bytes of (u[lane] - DOT4_ZERO) * s[lane], exactly.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int DOT4_ZERO = 0;
@@ -195,6 +209,31 @@ inline VI dot4_even(VI acc, VI u, VI s) {
   return dot4_nibble(dot4_nibble(acc, half, s), half, s);
 #endif
 }
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Two rows at once: an instruction multiplies eight unsigned values of two columns with eight signed ones of two rows.
+#define TT_ROW_PAIRS
+struct Columns { uint8x16_t v[8]; };  // eight values of either of the columns 2 i and 2 i + 1
+struct RowPair { QuarterI v[8]; };    // sums of column 2 i: first row, second row; of column 2 i + 1
+// From the values 0 … 3 and 4 … 7 of sixteen columns.
+inline Columns columns8(VI first, VI second) {
+  const auto low = [](QuarterI p, QuarterI q) { return vreinterpretq_u8_s32(vzip1q_s32(p, q)); };
+  const auto high = [](QuarterI p, QuarterI q) { return vreinterpretq_u8_s32(vzip2q_s32(p, q)); };
+  return {{low(first.a, second.a), high(first.a, second.a), low(first.b, second.b), high(first.b, second.b),
+           low(first.c, second.c), high(first.c, second.c), low(first.d, second.d), high(first.d, second.d)}};
+}
+inline int8x16_t rows8(const int8_t* first, const int8_t* second) { return vcombine_s8(vld1_s8(first), vld1_s8(second)); }
+inline void dot8_rows(RowPair& acc, const Columns& c, int8x16_t rows) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) acc.v[i] = vusmmlaq_s32(acc.v[i], c.v[i], rows);
+}
+inline void add_rows(const RowPair& x, VI& first, VI& second) {
+  const auto even = [&x](int i) { return vuzp1q_s32(x.v[i], x.v[i + 1]); };
+  const auto odd = [&x](int i) { return vuzp2q_s32(x.v[i], x.v[i + 1]); };
+  first = first + VI{even(0), even(2), even(4), even(6)};
+  second = second + VI{odd(0), odd(2), odd(4), odd(6)};
+}
+#endif
 
 // acc[lane] += x.lo * y.lo + x.hi * y.hi over pairs of bfloat16 in each lane.
 inline VF dot2_bf16(VF acc, VI x, VI y) {

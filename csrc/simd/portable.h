@@ -147,6 +147,14 @@ inline VI dot4_nibble(VI acc, VI u, VI s) {
   }, acc, u, s);
 }
 
+inline I4 dot8_quarter(I4 acc, I4 u, I4 s, I4 v, I4 t) {
+  const Products x = products(u, s), y = products(v, t);
+  return acc + pair_sums((x.even + x.odd) + (y.even + y.odd));
+}
+inline VI dot8_nibble(VI acc, VI u, VI s, VI v, VI t) {
+  return {dot8_quarter(acc.a, u.a, s.a, v.a, t.a), dot8_quarter(acc.b, u.b, s.b, v.b, t.b),
+          dot8_quarter(acc.c, u.c, s.c, v.c, t.c), dot8_quarter(acc.d, u.d, s.d, v.d, t.d)};
+}
 inline VI dot4_even(VI acc, VI u, VI s) { return dot4(acc, u, s); }
 
 inline VF dot2_bf16(VF acc, VI x, VI y) {
