@@ -10,7 +10,7 @@ size_t activation_bytes(int64_t rows, int64_t dim, bool integers, bool floats) {
   const size_t values = (size_t)rows * dim, groups = (size_t)rows * (dim / GROUP);
   size_t bytes = 64;
   if (floats) bytes += padded(values * 4);
-  if (integers) bytes += 2 * padded(values) + 3 * padded(groups * 4) + padded(groups);
+  if (integers) bytes += 2 * padded(values) + 4 * padded(groups * 4) + padded(groups);
   return bytes;
 }
 
@@ -30,6 +30,7 @@ Activation place_activation(uint8_t* at, int64_t rows, int64_t dim, bool integer
     x.step = (float*)take(groups * 4);
     x.dsum = (float*)take(groups * 4);
     x.sum = (int32_t*)take(groups * 4);
+    x.halves = (int16_t*)take(groups * 4);
     x.wide = take(groups);
   }
   return x;

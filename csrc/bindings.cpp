@@ -161,11 +161,6 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
   sampler.run(a);
 }
 
-const char* layout_name(Layout layout) {
-  static const char* names[] = {"q4_zero8", "q4_min", "q8", "bf16", "f16", "f32"};
-  return names[(int)layout];
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -174,7 +169,7 @@ NB_MODULE(_native, m) {
   m.def("layout_name", [](const std::string& format) { return layout_name(layout_of(format)); }, "format"_a);
   m.def("is_integer", [](const std::string& format) { return is_integer(layout_of(format)); }, "format"_a,
         "Whether products with this format take quantized activations.");
-  m.def("packed_bytes", [](const std::string& format, int64_t n, int64_t k) { return packed_bytes(layout_of(format), n, k); },
+  m.def("packed_bytes", [](const std::string& format, int64_t n, int64_t k) { return packed_bytes(format, n, k); },
         "format"_a, "n"_a, "k"_a);
   m.def("rope_frequencies", [](int dim, double theta) {
     std::vector<double> f;
@@ -207,7 +202,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("n", [](const PackedMatrix& p) { return p.matrix.n; })
       .def_prop_ro("k", [](const PackedMatrix& p) { return p.matrix.k; })
       .def_prop_ro("integer", [](const PackedMatrix& p) { return is_integer(p.matrix.layout); })
-      .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.panel_bytes() * (size_t)p.matrix.panels(); });
+      .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.panel_bytes * (size_t)p.matrix.panels(); });
   m.def("pack", &pack_matrix, "arena"_a, "pool"_a, "format"_a, "data"_a, "n"_a, "k"_a,
         "Pack a stored [n, k] matrix for the kernels.");
 

@@ -13,7 +13,7 @@ namespace {
 Matrix slice(const Matrix& w, int64_t panel0, int64_t panel1) {
   Matrix part = w;
   part.n = std::min(w.n, panel1 * PANEL) - panel0 * PANEL;
-  part.data = w.data + (size_t)panel0 * w.panel_bytes();
+  part.data = w.data + (size_t)panel0 * w.panel_bytes;
   return part;
 }
 

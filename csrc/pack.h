@@ -13,7 +13,10 @@ namespace tt {
 Layout layout_of(const std::string& format);
 // Bytes that [n, k] values take in a stored format; throws std::invalid_argument when k does not divide into its blocks.
 size_t stored_bytes(const std::string& format, int64_t n, int64_t k);
-size_t packed_bytes(Layout layout, int64_t n, int64_t k);
+// Bytes of the packed matrix; throws as stored_bytes does.
+size_t packed_bytes(const std::string& format, int64_t n, int64_t k);
+// The format that a layout holds, for G without its group.
+const char* layout_name(Layout layout);
 // `data` holds stored_bytes(format, n, k) bytes, row-major.
 Matrix pack(Arena& arena, ThreadPool& pool, const std::string& format, const uint8_t* data, int64_t n, int64_t k);
 

@@ -341,7 +341,7 @@ std::vector<CallTiming> Program::timings() const {
     if (c.kind == Kind::LINEAR) {
       t.name += " " + std::to_string(c.w.n) + "x" + std::to_string(c.w.k);
       t.layout = c.w.layout;
-      t.weight_bytes = c.w.panels() * (int64_t)c.w.panel_bytes();
+      t.weight_bytes = c.w.panels() * (int64_t)c.w.panel_bytes;
       t.macs_per_row = c.w.n * c.w.k;
     }
     if (c.kind == Kind::EXPERTS_IN || c.kind == Kind::EXPERTS_OUT) {
@@ -349,7 +349,7 @@ std::vector<CallTiming> Program::timings() const {
       const Expert& e = layer.experts[0];
       auto add = [&](const Matrix& w) {
         t.layout = w.layout;
-        t.weight_bytes += w.panels() * (int64_t)w.panel_bytes();
+        t.weight_bytes += w.panels() * (int64_t)w.panel_bytes;
         t.macs_per_row += layer.chosen * w.n * w.k;
       };
       const Matrix& w = c.kind == Kind::EXPERTS_IN ? e.gate : e.down;

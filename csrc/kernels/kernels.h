@@ -9,48 +9,13 @@
 #include <cstdint>
 #include <cstring>
 
-// Inline helpers must never survive as a function of their own: the linker would keep one copy for all instruction sets.
-#define TT_INLINE inline __attribute__((always_inline))
+#include "kernels/layouts.h"
 
 namespace tt {
 
-constexpr int GROUP = 32;        // values of K that share a quantization scale
-constexpr int PANEL = 16;        // output columns packed together, one per vector lane
 constexpr int SEGMENT = 256;     // positions whose attention is computed afresh and then merged, absolute borders
 constexpr int MAX_HEAD_DIM = 1024;
 constexpr int TILE = 16;         // positions of K stored side by side, one per vector lane
-
-// Packed weight layouts. A matrix [N, K] is cut into panels of 16 output columns (the last one padded with zeros); a
-// panel is a run of K-groups streamed in order.
-enum class Layout : int32_t {
-  Q4_ZERO8,  // per group: 256 B nibbles, 16 f16 scales; w = d * (q - 8)
-  Q4_MIN,    // per group: 256 B nibbles, 16 f16 scales, 16 f16 minima; w = d * q + m
-  Q8,        // per group: 512 B bytes, 16 f16 scales; w = d * (q - 128)
-  BF16,      // [K/2][16][2] bfloat16
-  F16,       // [K][16] half
-  F32,       // [K][16] single
-};
-TT_INLINE bool is_integer(Layout l) { return l == Layout::Q4_ZERO8 || l == Layout::Q4_MIN || l == Layout::Q8; }
-
-// Bytes of one panel for 32 values of K.
-TT_INLINE size_t group_bytes(Layout l) {
-  switch (l) {
-    case Layout::Q4_ZERO8: return 256 + 32;
-    case Layout::Q4_MIN: return 256 + 64;
-    case Layout::Q8: return 512 + 32;
-    case Layout::BF16: case Layout::F16: return 1024;
-    case Layout::F32: return 2048;
-  }
-  return 0;
-}
-
-struct Matrix {
-  Layout layout;
-  int64_t n, k;       // k counts padded values for the float layouts too: a multiple of 32
-  const uint8_t* data;
-  TT_INLINE int64_t panels() const { return (n + PANEL - 1) / PANEL; }
-  TT_INLINE size_t panel_bytes() const { return (size_t)(k / GROUP) * group_bytes(layout); }
-};
 
 // Activations of T rows. `f` [T, dim] single; for integer weights also integers q = round(x / step) in groups of 32, their
 // `sum`, and `dsum`, the sum of the values they stand for. step is max|x| / 127, so that q fits a byte.
@@ -69,6 +34,7 @@ struct Activation {
   float* step = nullptr;    // [T, dim / 32], as the next three
   float* dsum = nullptr;
   int32_t* sum = nullptr;
+  int16_t* halves = nullptr;  // [T, dim / 16]: the sums of a group's first sixteen integers, and of the others
   uint8_t* wide = nullptr;
 
   // What begins with row `row` of this one.
@@ -76,7 +42,7 @@ struct Activation {
     const int64_t values = row * dim, groups = row * (dim / GROUP);
     Activation rest = *this;
     if (f) rest.f += values;
-    if (low) rest.low += values, rest.high += values, rest.step += groups, rest.dsum += groups, rest.sum += groups, rest.wide += groups;
+    if (low) rest.low += values, rest.high += values, rest.step += groups, rest.dsum += groups, rest.sum += groups, rest.halves += 2 * groups, rest.wide += groups;
     return rest;
   }
   // Row `row` of `other`, of the same `dim`, becomes row `to`, in the forms that this one has.
@@ -89,6 +55,7 @@ struct Activation {
     std::memcpy(here.step, there.step, groups * 4);
     std::memcpy(here.dsum, there.dsum, groups * 4);
     std::memcpy(here.sum, there.sum, groups * 4);
+    std::memcpy(here.halves, there.halves, groups * 4);
     std::memcpy(here.wide, there.wide, groups);
     for (size_t g = 0; g < groups; ++g)
       if (here.wide[g]) std::memcpy(here.high + g * GROUP, there.high + g * GROUP, GROUP);

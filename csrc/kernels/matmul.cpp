@@ -2,25 +2,14 @@
 //
 // Integer layouts: exact int32 dot products within a group of 32, then one float multiply-add per group, in ascending
 // order of K: acc = fma(float(dot), d_w * d_x, acc), and for layouts with minima acc = fma(m_w, dsum_x, acc). The zero
-// point joins the integer sum, and so do the high bytes of outliers (see Activation). Float layouts: one multiply-add per
-// k, ascending.
-#include "kernels/kernels.h"
-#include "simd/vec.h"
+// point joins the integer sum, and so do the high bytes of outliers (see Activation). Layouts with scales for halves of
+// groups: matmul_decoded.cpp. Float layouts: one multiply-add per k, ascending.
+#include "kernels/decode.h"
+#include "kernels/products.h"
 
 namespace tt::TT_ISA {
 
 namespace {
-
-template <Layout L> struct Traits;
-template <> struct Traits<Layout::Q4_ZERO8> { static constexpr int zero = 8; static constexpr bool nibbles = true, min = false; };
-template <> struct Traits<Layout::Q4_MIN> { static constexpr int zero = 0; static constexpr bool nibbles = true, min = true; };
-template <> struct Traits<Layout::Q8> { static constexpr int zero = 128 - DOT4_ZERO; static constexpr bool nibbles = false, min = false; };
-
-inline VI broadcast4(const int8_t* p) {
-  int32_t x;
-  __builtin_memcpy(&x, p, 4);
-  return set1i(x);
-}
 
 // Which runs of four lanes hold a number other than zero.
 inline int runs(VI a) {
@@ -28,104 +17,19 @@ inline int runs(VI a) {
   return (lanes & 0xF ? 1 : 0) | (lanes & 0xF0 ? 2 : 0) | (lanes & 0xF00 ? 4 : 0) | (lanes & 0xF000 ? 8 : 0);
 }
 
-inline void finish(VF acc, int64_t row, int64_t panel, int64_t n, const float* bias, const float* residual, float* out) {
-  const int64_t col = panel * PANEL;
-  const int lanes = n - col < PANEL ? (int)(n - col) : PANEL;
-  float* o = out + row * n + col;
-  if (lanes == PANEL) {
-    if (bias) acc = acc + load(bias + col);
-    if (residual) acc = acc + load(residual + row * n + col);
-    store(o, acc);
-  } else {
-    if (bias) acc = acc + load_n(bias + col, lanes);
-    if (residual) acc = acc + load_n(residual + row * n + col, lanes);
-    store_n(o, acc, lanes);
-  }
-}
-
-// dot[r][p] += one group of MR rows of int8 values times NP panels.
-template <Layout L, int MR, int NP>
-inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
-  if constexpr (Traits<L>::nibbles) {
-    const VI low = set1i(0x0F0F0F0F);
-    for (int j = 0; j < 4; ++j) {
-      VI lo[NP], hi[NP];
-      for (int p = 0; p < NP; ++p) {
-        const VI b = loadi(w + p * stride + 64 * j);
-        lo[p] = b & low;
-        hi[p] = shr<4>(b) & low;
-      }
-      for (int r = 0; r < MR; ++r) {
-        const VI a = broadcast4(q + r * row_stride + 8 * j), b = broadcast4(q + r * row_stride + 8 * j + 4);
-        for (int p = 0; p < NP; ++p) dot[r][p] = dot8_nibble(dot[r][p], lo[p], a, hi[p], b);
-      }
-    }
-  } else {
-    for (int j = 0; j < 8; ++j) {
-      VI b[NP];
-      for (int p = 0; p < NP; ++p) {
-        b[p] = loadi(w + p * stride + 64 * j);
-      }
-      for (int r = 0; r < MR; ++r) {
-        const VI a = broadcast4(q + r * row_stride + 4 * j);
-        for (int p = 0; p < NP; ++p) dot[r][p] = dot4(dot[r][p], b[p], a);
-      }
-    }
-  }
-}
-
-#if defined(TT_ROW_PAIRS)
-// The same, two rows at once; the last one of an odd number goes alone.
-template <Layout L, int MR, int NP>
-  requires(MR > 1)
-inline void dot_group(const uint8_t* w, size_t stride, const int8_t* q, int64_t row_stride, VI (&dot)[MR][NP]) {
-  RowPair sums[MR / 2][NP] = {};
-  for (int j = 0; j < 4; ++j)
-    for (int p = 0; p < NP; ++p) {
-      VI first, second;  // k = 8 j … 8 j + 3, and the four behind them
-      if constexpr (Traits<L>::nibbles) {
-        const VI low = set1i(0x0F0F0F0F), b = loadi(w + p * stride + 64 * j);
-        first = b & low;
-        second = shr<4>(b) & low;
-      } else {
-        first = loadi(w + p * stride + 128 * j);
-        second = loadi(w + p * stride + 128 * j + 64);
-      }
-      const Columns columns = columns8(first, second);
-      for (int r = 0; r + 1 < MR; r += 2)
-        dot8_rows(sums[r / 2][p], columns, rows8(q + r * row_stride + 8 * j, q + (r + 1) * row_stride + 8 * j));
-    }
-  for (int r = 0; r + 1 < MR; r += 2)
-    for (int p = 0; p < NP; ++p) add_rows(sums[r / 2][p], dot[r][p], dot[r + 1][p]);
-  if constexpr (MR % 2)
-    dot_group<L, 1, NP>(w, stride, q + (MR - 1) * row_stride, row_stride, *reinterpret_cast<VI(*)[1][NP]>(&dot[MR - 1]));
-}
-#endif
-
-// dot[p] += one row's high bytes in the runs of four of a group that `wide` names, 256 times their value (16 times where
-// weights are bytes: `high` counts sixteens of the low byte's units, and nibbles can be read as 16 times their value).
-template <Layout L, int NP>
-inline void dot_runs(int wide, const uint8_t* w, size_t stride, const int8_t* high, VI (&dot)[NP]) {
-  for (; wide; wide &= wide - 1) {
-    const int run = __builtin_ctz((unsigned)wide);
-    const VI a = broadcast4(high + 4 * run);
-    for (int p = 0; p < NP; ++p) {
-      if constexpr (Traits<L>::nibbles)
-        dot[p] = dot4_even(dot[p], shl(loadi(w + p * stride + 64 * (run / 2)), 4 - run % 2 * 4) & set1i((int32_t)0xF0F0F0F0), a);
-      else
-        dot[p] = dot4(dot[p], loadi(w + p * stride + 64 * run), a);
-    }
-  }
-}
-
-// MR rows times NP panels, integer layouts. Weights `ahead` of those in use are fetched into the cache.
+// MR rows times NP panels, layouts whose values products take as they are. Weights `ahead` of those in use are fetched into
+// the cache.
 template <Layout L, int MR, int NP>
 inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
                          const float* residual, float* out) {
-  using T = Traits<L>;
-  const int64_t groups = w.k / GROUP, first = row * groups;
-  const size_t stride = w.panel_bytes(), bytes = group_bytes(L);
-  const uint8_t* base = w.data + (size_t)panel * stride;
+  constexpr Shape S = shape_of(L);
+  constexpr Kind T = kind_of(L);
+  constexpr bool NIBBLES = T.form == Form::NIBBLES;
+  constexpr size_t HEADER = S.header_bytes(), RECORD = S.record_bytes(), FETCHED = RECORD + (S.block == GROUP ? HEADER : 0);
+  constexpr int ZERO = zero_of<L>();
+  const int64_t groups = w.k / GROUP, first = row * groups, per_block = (S.block ? S.block : w.group) / GROUP;
+  const size_t stride = w.panel_bytes;
+  const uint8_t* at = w.data + (size_t)panel * stride;
   const int8_t *low = x.low + row * w.k, *high = x.high + row * w.k;
   const float *step = x.step + first, *dsum = x.dsum + first;
   const int32_t* sum = x.sum + first;
@@ -133,35 +37,45 @@ inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int6
   VF acc[MR][NP];
   for (int r = 0; r < MR; ++r)
     for (int p = 0; p < NP; ++p) acc[r][p] = zero();
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* wg = base + (size_t)g * bytes;
-    VI dot[MR][NP];
-    for (int r = 0; r < MR; ++r)
-      for (int p = 0; p < NP; ++p) dot[r][p] = set1i(0);
-    int wide = 0;
-    for (int r = 0; r < MR; ++r) wide |= wide_rows[r * groups + g];
-    if (wide) {
-#pragma GCC unroll 6
-      for (int r = 0; r < MR; ++r) {
-        dot_runs<L, NP>(wide_rows[r * groups + g], wg, stride, high + r * w.k + g * GROUP, dot[r]);
-        if (!T::nibbles)
-          for (int p = 0; p < NP; ++p) dot[r][p] = shl<4>(dot[r][p]);
-      }
-    }
-    if (T::zero)
+  for (int64_t g = 0; g < groups;) {
+    const uint8_t* header = at;
+    at += HEADER;
+    if (ahead && S.block != GROUP)
+      for (int p = 0; p < NP; ++p) __builtin_prefetch(header + p * stride + ahead);
+    for (const int64_t end = g + per_block; g < end; ++g, at += RECORD) {
+      VI dot[MR][NP];
       for (int r = 0; r < MR; ++r)
-        for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] - set1i(T::zero * sum[r * groups + g]);
-    dot_group<L, MR, NP>(wg, stride, low + g * GROUP, w.k, dot);
-    const uint8_t* tail = wg + (T::nibbles ? 256 : 512);
-    if (ahead)
-      for (int p = 0; p < NP; ++p)
-        for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(wg + p * stride + at + ahead);
-    for (int p = 0; p < NP; ++p) {
-      const VF d = load_f16((const uint16_t*)(tail + p * stride));
-      for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), d * set1(step[r * groups + g]), acc[r][p]);
-      if constexpr (T::min) {
-        const VF m = load_f16((const uint16_t*)(tail + p * stride + 32));
-        for (int r = 0; r < MR; ++r) acc[r][p] = fma(m, set1(dsum[r * groups + g]), acc[r][p]);
+        for (int p = 0; p < NP; ++p) dot[r][p] = set1i(0);
+      int wide = 0;
+      for (int r = 0; r < MR; ++r) wide |= wide_rows[r * groups + g];
+      if (wide) {
+#pragma GCC unroll 6
+        for (int r = 0; r < MR; ++r) {
+          const int8_t* values = high + r * w.k + g * GROUP;
+          if constexpr (NIBBLES) {
+            dot_nibble_runs<NP>(wide_rows[r * groups + g], at, stride, values, dot[r]);
+          } else {
+            dot_byte_runs<T.full, NP>(wide_rows[r * groups + g], at, stride, values, dot[r]);
+            for (int p = 0; p < NP; ++p) dot[r][p] = shl<4>(dot[r][p]);
+          }
+        }
+      }
+      if (ZERO)
+        for (int r = 0; r < MR; ++r)
+          for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] - set1i(ZERO * sum[r * groups + g]);
+      if constexpr (NIBBLES) dot_nibbles<MR, NP>(at, stride, low + g * GROUP, w.k, dot);
+      else dot_bytes<T.full, 8, MR, NP>(at, stride, low + g * GROUP, w.k, dot);
+      if (ahead)
+        for (int p = 0; p < NP; ++p)
+          for (size_t i = 0; i < FETCHED; i += 64) __builtin_prefetch(at + RECORD - FETCHED + p * stride + i + ahead);
+      for (int p = 0; p < NP; ++p) {
+        VF d, m;
+        read_header<L>(header + p * stride, d, m);
+        Factors f;
+        read_factors<L>(d, m, at + p * stride, f);
+        for (int r = 0; r < MR; ++r) acc[r][p] = fma(to_float(dot[r][p]), f.scale[0] * set1(step[r * groups + g]), acc[r][p]);
+        if constexpr (T.min)
+          for (int r = 0; r < MR; ++r) acc[r][p] = fma(f.min[0], set1(dsum[r * groups + g]), acc[r][p]);
       }
     }
   }
@@ -173,7 +87,7 @@ inline void tile_integer(const Matrix& w, const Activation& x, int64_t row, int6
 template <Layout L, int MR, int NP>
 inline void tile_float(const Matrix& w, const Activation& x, int64_t row, int64_t panel, const float* bias,
                        const float* residual, float* out) {
-  const size_t stride = w.panel_bytes();
+  const size_t stride = w.panel_bytes;
   const uint8_t* base = w.data + (size_t)panel * stride;
   const int64_t dim = x.dim;
   const float* f = x.f + row * dim;
@@ -219,21 +133,12 @@ inline void tile(const Matrix& w, const Activation& x, int64_t row, int64_t pane
     tile_integer<L, MR, NP>(w, x, row, panel, ahead, bias, residual, out);
 }
 
-// A tile's sums stay in registers: AVX2's hold eight of our vectors, NEON's as many but in four times smaller pieces.
-#if defined(TT_VEC_AVX2)
-constexpr int ROWS = 4, PANELS = 1;
-#elif defined(TT_VEC_NEON)
-constexpr int ROWS = 6, PANELS = 1;
-#else
-constexpr int ROWS = 6, PANELS = 2;
-#endif
-
 // The rows in tiles of nearly equal height: a low tile unpacks the same weights for few rows. The first one, which brings
 // the panels into the cache, has the next ones fetched.
 template <Layout L, int NP>
 void panels_by_rows(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel, const float* bias,
                     const float* residual, float* out) {
-  size_t ahead = NP * w.panel_bytes();
+  size_t ahead = NP * w.panel_bytes;
   for (int64_t row = row0, tiles = (row1 - row0 + ROWS - 1) / ROWS; tiles; --tiles, ahead = 0) {
     const int64_t rows = (row1 - row + tiles - 1) / tiles;
     switch (rows) {
@@ -241,8 +146,8 @@ void panels_by_rows(const Matrix& w, const Activation& x, int64_t row0, int64_t 
       case 2: tile<L, 2, NP>(w, x, row, panel, ahead, bias, residual, out); break;
       case 3: tile<L, 3, NP>(w, x, row, panel, ahead, bias, residual, out); break;
       case 4: tile<L, 4, NP>(w, x, row, panel, ahead, bias, residual, out); break;
-      case 5: tile<L, 5, NP>(w, x, row, panel, ahead, bias, residual, out); break;
-      default: tile<L, 6, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 5: if constexpr (ROWS >= 5) tile<L, 5, NP>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 6: if constexpr (ROWS >= 6) tile<L, 6, NP>(w, x, row, panel, ahead, bias, residual, out); break;
     }
     row += rows;
   }
@@ -256,74 +161,101 @@ void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t r
   if (row1 - row0 == 1)
     for (; panel < panel1; ++panel) tile<L, 1, 1>(w, x, row0, panel, 4096, bias, residual, out);
   for (; panel + PANELS <= panel1; panel += PANELS) panels_by_rows<L, PANELS>(w, x, row0, row1, panel, bias, residual, out);
-  for (; panel < panel1; ++panel) panels_by_rows<L, 1>(w, x, row0, row1, panel, bias, residual, out);
+  if constexpr (PANELS > 1)
+    for (; panel < panel1; ++panel) panels_by_rows<L, 1>(w, x, row0, row1, panel, bias, residual, out);
+}
+
+// Columns of a panel in integers, one after the other.
+template <Layout L> void dequantize_integer(const Matrix& w, int64_t row, float* out) {
+  const uint8_t* panel = w.data + (size_t)(row / PANEL) * w.panel_bytes;
+  const int64_t col = row % PANEL, groups = w.k / GROUP;
+  DecodedGroup decoded[CHUNK];
+  for (int64_t g = 0; g < groups; g += CHUNK) {
+    const int count = groups - g < CHUNK ? (int)(groups - g) : CHUNK;
+    decode<L>(w, panel, g, count, 0, decoded);
+    for (int i = 0; i < count; ++i)
+      for (int j = 0; j < GROUP; ++j) {
+        const int h = j * kind_of(L).halves / GROUP;
+        const float value = decoded[i].scale[h][col] * (float)(decoded[i].q[j / 4 * 64 + 4 * col + j % 4] - kind_of(L).zero);
+        *out++ = kind_of(L).min ? value + decoded[i].min[h][col] : value;
+      }
+  }
 }
 
 }  // namespace
 
 void matmul(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1,
             const float* bias, const float* residual, float* out) {
+#define TT_PRODUCT(L) \
+  case Layout::L: return matmul_layout<Layout::L>(w, x, row0, row1, panel0, panel1, bias, residual, out)
   switch (w.layout) {
-    case Layout::Q4_ZERO8: return matmul_layout<Layout::Q4_ZERO8>(w, x, row0, row1, panel0, panel1, bias, residual, out);
-    case Layout::Q4_MIN: return matmul_layout<Layout::Q4_MIN>(w, x, row0, row1, panel0, panel1, bias, residual, out);
-    case Layout::Q8: return matmul_layout<Layout::Q8>(w, x, row0, row1, panel0, panel1, bias, residual, out);
-    case Layout::BF16: return matmul_layout<Layout::BF16>(w, x, row0, row1, panel0, panel1, bias, residual, out);
-    case Layout::F16: return matmul_layout<Layout::F16>(w, x, row0, row1, panel0, panel1, bias, residual, out);
-    case Layout::F32: return matmul_layout<Layout::F32>(w, x, row0, row1, panel0, panel1, bias, residual, out);
+    TT_PRODUCT(Q4_0);
+    TT_PRODUCT(Q4_1);
+    TT_PRODUCT(Q4_K);
+    TT_PRODUCT(G4);
+    TT_PRODUCT(Q8_0);
+    TT_PRODUCT(G8);
+    TT_PRODUCT(BF16);
+    TT_PRODUCT(F16);
+    TT_PRODUCT(F32);
+    default: return matmul_decoded(w, x, row0, row1, panel0, panel1, bias, residual, out);
   }
+#undef TT_PRODUCT
 }
 
 void dequantize_row(const Matrix& w, int64_t row, int64_t dim, float* out) {
-  const uint8_t* base = w.data + (size_t)(row / PANEL) * w.panel_bytes();
+  const uint8_t* base = w.data + (size_t)(row / PANEL) * w.panel_bytes;
   const int col = (int)(row % PANEL);
-  alignas(64) float lanes[LANES];
-  const size_t step = group_bytes(w.layout);
-  for (int64_t g = 0; g < w.k / GROUP; ++g, base += step) {
-    float* o = out + g * GROUP;
-    const int left = dim - g * GROUP < GROUP ? (int)(dim - g * GROUP) : GROUP;  // below 32 in float layouts only
-    switch (w.layout) {
-      case Layout::Q4_ZERO8:
-      case Layout::Q4_MIN: {
-        store(lanes, load_f16((const uint16_t*)(base + 256)));
-        const float d = lanes[col];
-        float m = -8.0f * d;
-        if (w.layout == Layout::Q4_MIN) {
-          store(lanes, load_f16((const uint16_t*)(base + 288)));
-          m = lanes[col];
-        }
-        for (int j = 0; j < 4; ++j)
-          for (int i = 0; i < 4; ++i) {
-            const uint8_t b = base[64 * j + 4 * col + i];
-            o[8 * j + i] = d * (float)(b & 15) + m;
-            o[8 * j + 4 + i] = d * (float)(b >> 4) + m;
-          }
-        break;
+  switch (w.layout) {
+#define TT_DEQUANTIZE(L) \
+  case Layout::L: return dequantize_integer<Layout::L>(w, row, out)
+    TT_DEQUANTIZE(Q4_0);
+    TT_DEQUANTIZE(Q4_1);
+    TT_DEQUANTIZE(Q4_K);
+    TT_DEQUANTIZE(G4);
+    TT_DEQUANTIZE(Q8_0);
+    TT_DEQUANTIZE(G8);
+    TT_DEQUANTIZE(Q5_0);
+    TT_DEQUANTIZE(Q5_1);
+    TT_DEQUANTIZE(Q5_K);
+    TT_DEQUANTIZE(Q6_K);
+    TT_DEQUANTIZE(Q2_K);
+    TT_DEQUANTIZE(Q3_K);
+    TT_DEQUANTIZE(IQ4_NL);
+    TT_DEQUANTIZE(IQ4_XS);
+    TT_DEQUANTIZE(MXFP4);
+    TT_DEQUANTIZE(NVFP4);
+    TT_DEQUANTIZE(TQ2_0);
+    TT_DEQUANTIZE(Q1_0);
+    TT_DEQUANTIZE(G2);
+    TT_DEQUANTIZE(G3);
+    TT_DEQUANTIZE(TQ1_0);
+    TT_DEQUANTIZE(IQ2_XXS);
+    TT_DEQUANTIZE(IQ2_XS);
+    TT_DEQUANTIZE(IQ2_S);
+    TT_DEQUANTIZE(IQ3_XXS);
+    TT_DEQUANTIZE(IQ3_S);
+    TT_DEQUANTIZE(IQ1_S);
+    TT_DEQUANTIZE(IQ1_M);
+#undef TT_DEQUANTIZE
+    case Layout::BF16:
+      for (int64_t k = 0; k < dim; ++k) {
+        uint16_t h;
+        __builtin_memcpy(&h, base + (k / 2) * 64 + col * 4 + (k & 1) * 2, 2);
+        const uint32_t bits = (uint32_t)h << 16;
+        __builtin_memcpy(out + k, &bits, 4);
       }
-      case Layout::Q8: {
-        store(lanes, load_f16((const uint16_t*)(base + 512)));
-        const float d = lanes[col];
-        for (int j = 0; j < 8; ++j)
-          for (int i = 0; i < 4; ++i) o[4 * j + i] = d * (float)((int)base[64 * j + 4 * col + i] - 128);
-        break;
+      return;
+    case Layout::F16:
+      alignas(64) float lanes[LANES];
+      for (int64_t k = 0; k < dim; ++k) {
+        store(lanes, load_f16((const uint16_t*)base + k * PANEL));
+        out[k] = lanes[col];
       }
-      case Layout::BF16:
-        for (int k = 0; k < left; ++k) {
-          uint16_t h;
-          __builtin_memcpy(&h, base + (k / 2) * 64 + col * 4 + (k & 1) * 2, 2);
-          const uint32_t bits = (uint32_t)h << 16;
-          __builtin_memcpy(o + k, &bits, 4);
-        }
-        break;
-      case Layout::F16:
-        for (int k = 0; k < left; ++k) {
-          store(lanes, load_f16((const uint16_t*)base + k * PANEL));
-          o[k] = lanes[col];
-        }
-        break;
-      case Layout::F32:
-        for (int k = 0; k < left; ++k) o[k] = ((const float*)base)[k * PANEL + col];
-        break;
-    }
+      return;
+    case Layout::F32:
+      for (int64_t k = 0; k < dim; ++k) out[k] = ((const float*)base)[k * PANEL + col];
+      return;
   }
 }
 
@@ -348,7 +280,10 @@ void quantize(const Activation& x, int64_t row) {
     const VF most = set1(outliers ? 1905.0f : 127.0f), least = zero() - most;
     VI qa = round_to_int(min(max(load(f + g * GROUP) * inverse, least), most));
     VI qb = round_to_int(min(max(load(f + g * GROUP + 16) * inverse, least), most));
-    const int32_t sum = hsumi(qa + qb);
+    // Both halves' sums at once: each fits in 16 bits, of which the lower ones borrow from the upper.
+    const int32_t both = hsumi(qa + shl<16>(qb));
+    const int16_t half = (int16_t)both, other = (int16_t)((both - half) >> 16);
+    const int32_t sum = half + other;
     int wide = 0;
     if (outliers) {
       // Rounded, so that the low byte has a sign.
@@ -367,6 +302,8 @@ void quantize(const Activation& x, int64_t row) {
     const float poison = hsum((a - a) + (b - b));
     step[g] = d + poison;
     x.sum[first + g] = sum;
+    x.halves[2 * (first + g)] = half;
+    x.halves[2 * (first + g) + 1] = other;
     x.dsum[first + g] = d * (float)sum + poison;
     x.wide[first + g] = (uint8_t)wide;
   }

@@ -75,6 +75,18 @@ inline VF load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+inline VI load_u8(const void* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+inline VI load_i8(const void* p) {
+  const __m128i x = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
+}
+inline VI table16(const uint8_t* table, VI x) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
 inline void store_i8(int8_t* p, VI x) {
   alignas(32) int32_t t[16];
   storei(t, x);

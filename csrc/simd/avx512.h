@@ -24,6 +24,7 @@ inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
 
 inline VI loadi(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void storei(void* p, VI a) { _mm512_storeu_si512(p, a.v); }
 inline VI set1i(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline VI operator+(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline VI operator-(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
@@ -52,6 +53,13 @@ inline VF load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_be
 inline void store_n(float* p, VF a, int n) { _mm512_mask_storeu_ps(p, lanes_below(n), a.v); }
 
 inline VF load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+// Sixteen bytes, a lane each.
+inline VI load_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline VI load_i8(const void* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+// Each byte of a, all below 16, as the table's entry of that number.
+inline VI table16(const uint8_t* table, VI a) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), a.v)};
+}
 // Low byte of each lane to 16 consecutive bytes.
 inline void store_i8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 // Low half of each lane to 16 consecutive 16-bit words.

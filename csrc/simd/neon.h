@@ -127,6 +127,21 @@ inline VF load_f16(const uint16_t* p) {
   return {vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(low))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(low))),
           vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(high))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(high)))};
 }
+inline VI load_u8(const void* p) {
+  const uint8x16_t x = vld1q_u8((const uint8_t*)p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(x)), high = vmovl_u8(vget_high_u8(x));
+  return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+          vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))};
+}
+inline VI load_i8(const void* p) {
+  const int8x16_t x = vld1q_s8((const int8_t*)p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
+  return {vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))};
+}
+inline VI table16(const uint8_t* table, VI x) {
+  const uint8x16_t t = vld1q_u8(table);
+  return eachi([t](QuarterI p) { return vreinterpretq_s32_u8(vqtbl1q_u8(t, vreinterpretq_u8_s32(p))); }, x);
+}
 inline void store_i8(int8_t* p, VI x) {
   const int16x8_t low = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b)), high = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));

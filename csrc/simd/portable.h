@@ -100,6 +100,21 @@ inline F4 half4(const uint16_t* p) {
   return (F4)(((h & 0x7C00u) == 0x7C00u ? special : (U4)number) | (h & 0x8000u) << 16);
 }
 inline VF load_f16(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
+template <class T> inline VI load_bytes(const void* p) {
+  T bytes[16];
+  int32_t t[16];
+  std::memcpy(bytes, p, 16);
+  for (int i = 0; i < 16; ++i) t[i] = bytes[i];
+  return loadi(t);
+}
+inline VI load_u8(const void* p) { return load_bytes<uint8_t>(p); }
+inline VI load_i8(const void* p) { return load_bytes<int8_t>(p); }
+inline VI table16(const uint8_t* table, VI x) {
+  uint8_t t[64];
+  std::memcpy(t, &x, 64);
+  for (int i = 0; i < 64; ++i) t[i] = table[t[i]];
+  return loadi(t);
+}
 inline void store_i8(int8_t* p, VI x) {
   int32_t t[16];
   std::memcpy(t, &x, 64);

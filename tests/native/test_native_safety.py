@@ -95,7 +95,24 @@ def test_impossible_matrices(pool: Any) -> None:
                         _native.packed_bytes(format, n, k)
 
 
-@pytest.mark.parametrize("format", ["", "Q4_K", "q4_0", "F32\0", "I8"])
+@pytest.mark.parametrize(
+    "format",
+    [
+        "",
+        "Q8_K",
+        "q4_0",
+        "F32\0",
+        "I8",
+        "G4",
+        "G4_",
+        "G4_48",
+        "G4_032",
+        "G5_32",
+        "G4_-32",
+        "G4_32x",
+        "G4_99999999999",
+    ],
+)
 def test_unknown_formats(format: str, pool: Any) -> None:
     for call in (_native.layout_name, _native.is_integer, lambda f: _native.packed_bytes(f, 16, 32)):
         with pytest.raises(ValueError, match="no packed layout"):

@@ -15,7 +15,10 @@ from ops_harness import (
     INTEGER_FORMATS,
     ISAS,
     Harness,
+    Run,
+    Step,
     assert_within,
+    bits,
     feed,
     forward,
     matrix,
@@ -24,10 +27,11 @@ from ops_harness import (
     rows_step,
 )
 
+from random_blocks import BLOCKS, GROUPED, blocks_of, random_blocks, without_quants
 from random_models import store
 from tokentrail.checkpoints import dequantize
 from tokentrail.ops.backend import Backend
-from tokentrail.ops.program import Linear, Recorder, Value
+from tokentrail.ops.program import OUTLIERS, Linear, Recorder, Value
 from tokentrail.ops.reference.backend import quantize_rows
 
 
@@ -40,28 +44,35 @@ def heavy_tailed(random: np.random.Generator, rows: int, columns: int) -> F32:
     return x.astype(np.float32)
 
 
+OTHER_FORMATS = tuple(sorted({*BLOCKS, *GROUPED} - set(INTEGER_FORMATS)))
+"""Integer formats that the other tests of this folder leave out."""
+
+
 def magnitude(weights: F32, stored: np.ndarray, format: str) -> F64:
-    """|w| as the kernel adds it up: Q4_1's minima are added apart, so they count apart."""
-    if format != "Q4_1":
+    """|w| as the kernel adds it up: minima are added apart, so they count apart."""
+    minima = None if format in FLOAT_FORMATS else without_quants(format, stored)
+    if minima is None:
         return np.abs(weights).astype(np.float64)
-    n, k = weights.shape
-    minima = stored.reshape(n, k // 32, 20)[:, :, 2:4].copy().view(np.float16).astype(np.float64)
-    minima = np.repeat(minima[..., 0], 32, axis=1)
-    return np.asarray(np.abs(weights - minima) + np.abs(minima))
+    apart = dequantize(minima, format, weights.shape).astype(np.float64)
+    return np.asarray(np.abs(weights - apart) + np.abs(apart))
 
 
 def check(
     format: str, n: int, k: int, rows: int, seed: int, *, bias: bool, residual: bool, x: F32 | None = None
 ) -> None:
     random = np.random.default_rng(seed)
-    w = random.standard_normal((n, k)).astype(np.float32)
+    stored = (
+        store(random.standard_normal((n, k)).astype(np.float32), format)
+        if format in FLOAT_FORMATS
+        else random_blocks(format, n, k, random)
+    )
     x = heavy_tailed(random, rows, k) if x is None else x
     b = random.standard_normal(n).astype(np.float32) if bias else None
     r = random.standard_normal((rows, n)).astype(np.float32) if residual else None
 
     def record(backend: Backend, ops: Recorder) -> Value:
         added = None if r is None else feed(backend, ops, r)
-        layer = Linear(matrix(backend, w, format), b)
+        layer = Linear(backend.matrix(format, stored, n, k), b)
         return ops.linear(feed(backend, ops, x), layer, residual=added)
 
     harness = Harness(record, vocab=rows)
@@ -71,7 +82,6 @@ def check(
     oracle.forward(*step.arrays())
     exact = oracle.values[oracle.program.logits]  # type: ignore[attr-defined]
 
-    stored = store(w, format)
     weights = dequantize(stored, format, (n, k))
     seen = np.abs(
         quantize_rows(x.astype(np.float64)) if expected.is_integer(format) else x.astype(np.float64)
@@ -102,6 +112,22 @@ def test_integer_layouts(
     check(format, n, 32 * groups, rows, seed, bias=bias, residual=residual)
 
 
+@pytest.mark.parametrize("format", OTHER_FORMATS)
+@settings(max_examples=8, deadline=None)
+@given(
+    n=st.integers(1, 50),
+    blocks=st.integers(1, 3),
+    rows=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+    bias=st.booleans(),
+    residual=st.booleans(),
+)
+def test_other_integer_layouts(
+    format: str, n: int, blocks: int, rows: int, seed: int, bias: bool, residual: bool
+) -> None:
+    check(format, n, blocks * blocks_of(format).values, rows, seed, bias=bias, residual=residual)
+
+
 @pytest.mark.parametrize("format", FLOAT_FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(
@@ -119,6 +145,74 @@ def test_float_layouts(format: str, n: int, k: int, rows: int, seed: int, bias: 
 @pytest.mark.parametrize("format", FORMATS)
 def test_more_rows_than_one_block_of_rows(format: str) -> None:
     check(format, n=40, k=64, rows=270, seed=7, bias=True, residual=True)
+
+
+@pytest.mark.parametrize("format", OTHER_FORMATS)
+def test_embeddings_and_single_rows(format: str) -> None:
+    """Rows of a table are what its format means, and one row's product has the bits that it has among 130."""
+    random = np.random.default_rng(2)
+    n, k, rows = 37, 2 * max(256, blocks_of(format).values), 130
+    stored, x = random_blocks(format, n, k, random), heavy_tailed(random, rows, k)
+
+    def embed(backend: Backend, ops: Recorder) -> Value:
+        return ops.embedding(backend.matrix(format, stored, n, k), dim=k)
+
+    def multiply(backend: Backend, ops: Recorder) -> Value:
+        return ops.linear(feed(backend, ops, x), Linear(backend.matrix(format, stored, n, k)))
+
+    for isa in ISAS:
+        table = forward(Harness(embed, vocab=n).compile(native(isa)), rows_step(n))
+        np.testing.assert_array_equal(table, dequantize(stored, format, (n, k)), isa)
+        executable = Harness(multiply, vocab=rows).compile(native(isa))
+        together = bits(forward(executable, rows_step(rows)))
+        for row in (0, 1, 77, 129):
+            np.testing.assert_array_equal(
+                bits(forward(executable, Step([Run([row])]))), together[row : row + 1]
+            )
+        for few in (2, 5, 6, 13):
+            got = bits(forward(executable, Step([Run(range(few))])))
+            np.testing.assert_array_equal(got, together[:few], f"{isa} {few}")
+
+
+@pytest.mark.parametrize("format", [*INTEGER_FORMATS, *OTHER_FORMATS])
+def test_any_bytes_are_read_in_bounds(format: str) -> None:
+    """Scales that are no numbers, indices of every kind: columns of numbers stay right beside those that are not."""
+    random = np.random.default_rng(3)
+    form = blocks_of(format)
+    n, k, rows = 64, max(64, form.values), 7
+    stored = random.integers(0, 256, n * k // form.values * form.nbytes, dtype=np.uint8)
+    x = random.standard_normal((rows, k)).astype(np.float32)
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        return ops.linear(feed(backend, ops, x), Linear(backend.matrix(format, stored, n, k)))
+
+    with np.errstate(all="ignore"):
+        weights = dequantize(stored, format, (n, k)).astype(np.float64)
+        good = np.isfinite(weights).all(axis=1) & (np.abs(weights).max(axis=1) < 1e30)
+        exact = quantize_rows(x.astype(np.float64), OUTLIERS) @ weights.T
+        bound = (
+            (2 * k + 8) * EPS * (np.abs(x) * 1.1 @ magnitude(weights.astype(np.float32), stored, format).T)
+        )
+    assert good.any()
+    for isa in ISAS:
+        got = forward(Harness(record, vocab=rows).compile(native(isa)), rows_step(rows))
+        assert_within(got[:, good], exact[:, good], bound[:, good] + 1e-37, f"{isa} {format}")
+
+
+@pytest.mark.parametrize("format", sorted({*BLOCKS, *GROUPED, *FLOAT_FORMATS}))
+def test_packed_weights_are_no_larger_than_stored_ones(format: str) -> None:
+    """At most 1.1 times the file's bytes, and what the backend says beforehand is what packing takes."""
+    n, k = 64, 2048
+    stored = (
+        store(np.zeros((n, k), np.float32), format)
+        if format in FLOAT_FORMATS
+        else random_blocks(format, n, k, np.random.default_rng(1))
+    )
+    backend = native(ISAS[0])
+    before = backend.weight_bytes
+    packed = backend.matrix(format, stored, n, k)
+    assert packed.nbytes == backend.packed_bytes(format, n, k) <= 1.1 * stored.nbytes
+    assert backend.weight_bytes - before >= packed.nbytes
 
 
 @pytest.mark.parametrize("format", INTEGER_FORMATS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokentrail.cli.bench.report import FIRST_RANDOM_ID
-from tokentrail.ops.native.machine import PEAK_OF_LAYOUT, Machine
+from tokentrail.ops.native.machine import Machine, peak_of_layout
 
 if TYPE_CHECKING:
     from tokentrail.checkpoints import Checkpoint
@@ -115,7 +115,7 @@ class StepBench:
             if call.seconds:
                 rows = shape.sequences if call.logit_rows else shape.sequences * shape.tokens
                 work = ops.setdefault(call.name, Work())
-                peak = PEAK_OF_LAYOUT[call.layout]
+                peak = peak_of_layout(call.layout)
                 work.add(call.seconds / runs, call.weight_bytes, call.macs_per_row * rows, peak)
         kv_bytes = kv_bytes_read(shape, self.runner.info.kv_bytes_per_token)
         attention = ops["attention"]

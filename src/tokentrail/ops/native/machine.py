@@ -18,15 +18,18 @@ PEAKS = {
     "bf16": _native.Peak.BF16,
     "f32": _native.Peak.F32,
 }
-"""Kinds of products: int8 activations with weights below 16, or of 8 bits; pairs of bfloat16; float32."""
+"""Kinds of products: int8 activations with weights below 128, or of 8 bits; pairs of bfloat16; float32."""
 PEAK_OF_LAYOUT = {
-    "q4_zero8": "int4",
-    "q4_min": "int4",
-    "q8": "int8",
-    "bf16": "bf16",
-    "f16": "f32",
-    "f32": "f32",
+    **dict.fromkeys(("Q8_0", "G8", "IQ4_NL", "IQ4_XS"), "int8"),
+    "BF16": "bf16",
+    "F16": "f32",
+    "F32": "f32",
 }
+
+
+def peak_of_layout(layout: str) -> str:
+    """The kind of product that bounds a packed layout: in most, weights stay below 128."""
+    return PEAK_OF_LAYOUT.get(layout, "int4")
 
 
 @dataclass(frozen=True)

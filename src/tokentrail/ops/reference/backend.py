@@ -22,6 +22,8 @@ F64 = npt.NDArray[np.float64]
 Dequantize = Callable[[npt.NDArray[np.uint8], str, tuple[int, ...]], F32]
 
 GROUP = 32
+FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
+"""Weights in these are multiplied with activations as they are; before all others activations are rounded."""
 SEGMENT = 256
 WEIGHT_LEVELS = 2**14 - 1
 """Attention weights over int8 values are whole numbers up to this, in steps of a segment's largest."""
@@ -48,13 +50,11 @@ class ReferenceBackend:
     isa = "numpy"
     threads = 1
 
-    def __init__(
-        self, dequantize: Dequantize, integer_formats: frozenset[str] = frozenset({"Q4_0", "Q4_1", "Q8_0"})
-    ) -> None:
-        self._dequantize, self._integer_formats = dequantize, integer_formats
+    def __init__(self, dequantize: Dequantize) -> None:
+        self._dequantize = dequantize
 
     def is_integer(self, format: str) -> bool:
-        return format in self._integer_formats
+        return format not in FLOAT_FORMATS
 
     def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> ReferenceMatrix:
         return ReferenceMatrix(

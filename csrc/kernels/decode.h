@@ -1,0 +1,141 @@
+// Groups of one panel decoded for products of many rows: bytes in the order of Shape's words of 8 bits, and factors.
+#pragma once
+
+#include <cstring>
+
+#include "codebooks.h"
+#include "kernels/unpack.h"
+
+namespace tt::TT_ISA {
+
+constexpr int CHUNK = 8;  // groups decoded together, which stay in the first-level cache; a whole block where blocks are long
+
+struct alignas(64) DecodedGroup {
+  uint8_t q[GROUP * PANEL];
+  float scale[2][PANEL], min[2][PANEL];
+};
+
+inline uint32_t word_at(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
+}
+inline uint32_t half_at(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return half;
+}
+
+// Eight magnitudes with the signs of eight bits, around SIGNED_ZERO: no byte carries into its neighbour.
+inline uint64_t with_signs(uint64_t magnitudes, uint64_t signs) {
+  return magnitudes + 0x4040404040404040u - 2 * (magnitudes & SIGN_MASKS.at[signs]);
+}
+// Seven signs, and an eighth that makes their number even.
+inline uint64_t even_signs(uint32_t seven) { return seven | (uint64_t)__builtin_parity(seven) << 7; }
+// Values 8 g - 1 or 8 g + 1 around SHIFTED_ZERO.
+inline uint64_t shifted(uint64_t values, bool down) { return down ? values - 0x0101010101010101u : values + 0x0101010101010101u; }
+
+// Eight values of column c of a group: number `o` of four.
+template <Layout L> inline uint64_t grid_values(const uint8_t* record, int c, int o) {
+  const uint8_t *word = record + 4 * c, *bytes = record + shape_of(L).words * 64 + c;
+  if constexpr (L == Layout::IQ2_XXS) {
+    return with_signs(IQ2XXS_CODEBOOK[word[o]], even_signs(word_at(word + 64) >> 7 * o & 127));
+  } else if constexpr (L == Layout::IQ2_XS) {
+    const uint32_t index = half_at(word + o / 2 * 64 + o % 2 * 2);
+    return with_signs(IQ2XS_CODEBOOK[index & 511], even_signs(index >> 9));
+  } else if constexpr (L == Layout::IQ2_S) {
+    return with_signs(IQ2S_CODEBOOK[word[o] | (bytes[0] >> 2 * o & 3) << 8], word[64 + o]);
+  } else if constexpr (L == Layout::IQ3_XXS) {
+    const uint8_t* index = word + o / 2 * 64 + o % 2 * 2;
+    return with_signs(IQ3XXS_CODEBOOK[index[0]] | (uint64_t)IQ3XXS_CODEBOOK[index[1]] << 32,
+                      even_signs(word_at(word + 128) >> 7 * o & 127));
+  } else if constexpr (L == Layout::IQ3_S) {
+    const uint8_t* index = word + o / 2 * 64 + o % 2 * 2;
+    const int high = bytes[0] >> 2 * o;
+    return with_signs(IQ3S_CODEBOOK[index[0] | (high & 1) << 8] | (uint64_t)IQ3S_CODEBOOK[index[1] | (high & 2) << 7] << 32,
+                      word[128 + o]);
+  } else if constexpr (L == Layout::IQ1_S) {
+    const int high = bytes[0] | bytes[PANEL] << 8;
+    return shifted(SHIFTED_GRID.at[word[o] | (high >> 3 * o & 7) << 8], high >> 15);
+  } else {
+    static_assert(L == Layout::IQ1_M);
+    const int high = bytes[o / 2 * PANEL] >> o % 2 * 4;
+    return shifted(SHIFTED_GRID.at[word[o] | (high & 7) << 8], high & 8);
+  }
+}
+
+template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
+  for (int c = 0; c < PANEL; ++c)
+    for (int o = 0; o < 4; ++o) {
+      const uint64_t values = grid_values<L>(record, c, o);
+      const uint32_t first = (uint32_t)values, second = (uint32_t)(values >> 32);
+      std::memcpy(q + 128 * o + 4 * c, &first, 4);
+      std::memcpy(q + 128 * o + 64 + 4 * c, &second, 4);
+    }
+}
+
+// Digits of three, the highest first: a byte stands for a fraction of 256, of which each multiplication by three brings one
+// digit before the point. Even and odd bytes are widened to 16 bits.
+struct Digits {
+  VI even, odd;
+  inline void start(const uint8_t* words) {
+    const VI bytes = loadi(words), low = set1i(0x00FF00FF);
+    even = bytes & low;
+    odd = shr<8>(bytes) & low;
+  }
+  inline VI next() {
+    const VI low = set1i(0x00FF00FF), three_even = even + shl<1>(even), three_odd = odd + shl<1>(odd);
+    even = three_even & low;
+    odd = three_odd & low;
+    return (shr<8>(three_even) & low) | (three_odd & set1i((int32_t)0xFF00FF00));
+  }
+};
+
+// A block of TQ1_0: 32 bytes hold the groups 0 to 4, a digit a group; 16 bytes the next two and a half; four the rest.
+inline void decode_trits(const uint8_t* record, DecodedGroup* to) {
+  Digits digits;
+  for (int word = 0; word < 8; ++word) {
+    digits.start(record + 64 * word);
+    for (int g = 0; g < 5; ++g) storei(to[g].q + 64 * word, digits.next());
+  }
+  for (int word = 0; word < 4; ++word) {
+    digits.start(record + 512 + 64 * word);
+    for (int half = 0; half < 5; ++half) storei(to[5 + half / 2].q + half % 2 * 256 + 64 * word, digits.next());
+  }
+  digits.start(record + 768);
+  for (int run = 4; run < 8; ++run) storei(to[7].q + 64 * run, digits.next());
+}
+
+// Groups [group, group + count) of a panel; count is at most CHUNK, and `group` a multiple of it. What stands `ahead` bytes
+// further is fetched into the cache.
+template <Layout L> inline void decode(const Matrix& w, const uint8_t* panel, int64_t group, int count, size_t ahead, DecodedGroup* to) {
+  constexpr Shape S = shape_of(L);
+  constexpr size_t HEADER = S.header_bytes(), RECORD = S.record_bytes();
+  const int64_t per_block = (S.block ? S.block : w.group) / GROUP;
+  const size_t block_bytes = HEADER + (size_t)per_block * GROUP / S.record * RECORD;
+  for (int i = 0; i < count; ++i, ++group) {
+    const uint8_t *block = panel + (size_t)(group / per_block) * block_bytes;
+    const uint8_t* record = block + HEADER + (size_t)(group % per_block) * GROUP / S.record * RECORD;
+    if (ahead)
+      for (size_t at = 0; at < RECORD / (S.record / GROUP); at += 64) __builtin_prefetch(record + at + ahead);
+    VF d, m;
+    read_header<L>(block, d, m);
+    Factors f;
+    read_factors<L>(d, m, record, f);
+    for (int h = 0; h < kind_of(L).halves; ++h) {
+      store(to[i].scale[h], f.scale[h]);
+      if (kind_of(L).min) store(to[i].min[h], f.min[h]);
+    }
+    if constexpr (L == Layout::TQ1_0) {
+      if (i == 0) decode_trits(record, to);
+    } else if constexpr (kind_of(L).form == Form::DECODED) {
+      decode_grid<L>(record, to[i].q);
+    } else {
+      VI q[8];
+      unpack<L>(record, q);
+      for (int j = 0; j < 8; ++j) storei(to[i].q + 64 * j, q[j]);
+    }
+  }
+}
+
+}  // namespace tt::TT_ISA

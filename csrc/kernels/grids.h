@@ -1,0 +1,18 @@
+// Tables for decoding ggml's grid types, beside the codebooks themselves (codebooks.h).
+#pragma once
+
+#include <cstdint>
+
+namespace tt {
+
+constexpr int SIGNED_ZERO = 64;   // what products take for zero where weights have signs: magnitudes are at most 62
+constexpr int SHIFTED_ZERO = 16;  // and where they are 8 times -1, 0 or 1, plus or minus 1
+
+template <class Entry, int N> struct Table {
+  Entry at[N];
+};
+
+extern const Table<uint64_t, 2048> SHIFTED_GRID;  // the codebook of IQ1 times 8, plus SHIFTED_ZERO
+extern const Table<uint64_t, 256> SIGN_MASKS;     // eight bits as eight bytes, 0xFF where a bit is set
+
+}  // namespace tt

@@ -1,0 +1,216 @@
+// Products with integer layouts whose values stand in planes of bits, or in tables.
+//
+// A single row reads planes into registers. For more rows, a chunk of a panel's groups is decoded once and multiplied with all
+// of them, while it is in the first-level cache; sums wait in memory meanwhile. Where halves of a group have scales of their
+// own: part = float(dot_0) * scale_0, part = fma(float(dot_1), scale_1, part), acc = fma(part, step, acc), and minima with the
+// halves' sums; else as in matmul.cpp. The same for any number of rows.
+#include "kernels/decode.h"
+#include "kernels/products.h"
+
+namespace tt::TT_ISA {
+
+namespace {
+
+constexpr int BLOCK_ROWS = 126;  // rows whose sums are kept beside a chunk
+
+// What a group adds to one row and panel, when all its products are there.
+template <int H, bool Min>
+inline void add_minima(VF& acc, const VF* min, float step, float dsum, const int16_t* halves) {
+  if constexpr (Min && H == 1) acc = fma(min[0], set1(dsum), acc);
+  if constexpr (Min && H == 2)
+    for (int h = 0; h < 2; ++h) acc = fma(min[h], set1(step * (float)halves[h]), acc);
+}
+
+// One row times one panel of planes.
+template <Layout L>
+inline void row_of_planes(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
+                          const float* residual, float* out) {
+  constexpr Shape S = shape_of(L);
+  constexpr Kind T = kind_of(L);
+  constexpr int H = T.halves, RUNS = 8 / H, ZERO = zero_of<L>();
+  constexpr size_t HEADER = S.header_bytes(), RECORD = S.record_bytes();
+  const int64_t groups = w.k / GROUP, first = row * groups, per_block = (S.block ? S.block : w.group) / GROUP;
+  const uint8_t* at = w.data + (size_t)panel * w.panel_bytes;
+  const int8_t *low = x.low + row * w.k, *high = x.high + row * w.k;
+  VF acc = zero();
+  for (int64_t g = 0; g < groups;) {
+    VF d, m;
+    read_header<L>(at, d, m);
+    at += HEADER;
+    for (const int64_t end = g + per_block; g < end; ++g, at += RECORD) {
+      for (size_t i = 0; i < RECORD; i += 64) __builtin_prefetch(at + i + ahead);
+      VI q[8];
+      unpack<L>(at, q);
+      Factors f;
+      read_factors<L>(d, m, at, f);
+      VI dot[H];
+      for (int h = 0; h < H; ++h) dot[h] = set1i(-ZERO * (H == 1 ? x.sum[first + g] : x.halves[2 * (first + g) + h]));
+      if (const int wide = x.wide[first + g]) {
+        alignas(64) uint8_t bytes[GROUP * PANEL];
+        for (int j = 0; j < 8; ++j) storei(bytes + 64 * j, q[j]);
+        for (int h = 0; h < H; ++h) {
+          VI runs[1] = {set1i(0)};
+          dot_byte_runs<T.full, 1>(wide >> RUNS * h & ((1 << RUNS) - 1), bytes + 64 * RUNS * h, 0, high + g * GROUP + 4 * RUNS * h, runs);
+          dot[h] = dot[h] + shl<4>(runs[0]);
+        }
+      }
+      for (int j = 0; j < 8; ++j) dot[j / RUNS] = product<T.full>(dot[j / RUNS], q[j], broadcast4(low + g * GROUP + 4 * j));
+      const float step = x.step[first + g];
+      if constexpr (H == 1) acc = fma(to_float(dot[0]), f.scale[0] * set1(step), acc);
+      else acc = fma(fma(to_float(dot[1]), f.scale[1], to_float(dot[0]) * f.scale[0]), set1(step), acc);
+      add_minima<H, T.min>(acc, f.min, step, x.dsum[first + g], x.halves + 2 * (first + g));
+    }
+  }
+  finish(acc, row, panel, w.n, bias, residual, out);
+}
+
+// A chunk decoded of NP panels: groups [group, group + count) of K.
+template <int NP> struct Chunk {
+  int64_t group;
+  int count;
+  int zero;
+  DecodedGroup panels[NP][CHUNK];
+};
+
+// MR rows times a chunk. sums[r][p]: those of the rows so far, none at the first group.
+template <int H, bool Min, bool Full, int MR, int NP>
+inline void tile_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t row, float* sums) {
+  constexpr int RUNS = 8 / H;
+  constexpr size_t STRIDE = sizeof chunk.panels[0];
+  const int64_t k = x.dim, groups = k / GROUP;
+  VF acc[MR][NP];
+  for (int r = 0; r < MR; ++r)
+    for (int p = 0; p < NP; ++p) acc[r][p] = chunk.group ? load(sums + (r * NP + p) * PANEL) : zero();
+  for (int i = 0; i < chunk.count; ++i) {
+    const int64_t first = row * groups + chunk.group + i, at = row * k + (chunk.group + i) * GROUP;  // of the first row
+    int wide = 0;
+    for (int r = 0; r < MR; ++r) wide |= x.wide[first + r * groups];
+    VF part[MR][NP];
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) {
+      const uint8_t* q = chunk.panels[0][i].q + 64 * RUNS * h;
+      VI dot[MR][NP];
+      for (int r = 0; r < MR; ++r)
+        for (int p = 0; p < NP; ++p)
+          dot[r][p] = set1i(-chunk.zero * (H == 1 ? x.sum[first + r * groups] : x.halves[2 * (first + r * groups) + h]));
+      if (wide) {
+#pragma GCC unroll 6
+        for (int r = 0; r < MR; ++r) {
+          VI runs[NP];
+          for (int p = 0; p < NP; ++p) runs[p] = set1i(0);
+          dot_byte_runs<Full, NP>(x.wide[first + r * groups] >> RUNS * h & ((1 << RUNS) - 1), q, STRIDE,
+                                  x.high + at + r * k + 4 * RUNS * h, runs);
+          for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] + shl<4>(runs[p]);
+        }
+      }
+      dot_bytes<Full, RUNS, MR, NP>(q, STRIDE, x.low + at + 4 * RUNS * h, k, dot);
+      for (int p = 0; p < NP; ++p) {
+        const VF scale = load(chunk.panels[p][i].scale[h]);
+        for (int r = 0; r < MR; ++r) {
+          if constexpr (H == 1) acc[r][p] = fma(to_float(dot[r][p]), scale * set1(x.step[first + r * groups]), acc[r][p]);
+          else part[r][p] = h ? fma(to_float(dot[r][p]), scale, part[r][p]) : to_float(dot[r][p]) * scale;
+        }
+      }
+    }
+    for (int p = 0; p < NP; ++p) {
+      VF min[H];
+      if constexpr (Min)
+        for (int h = 0; h < H; ++h) min[h] = load(chunk.panels[p][i].min[h]);
+      for (int r = 0; r < MR; ++r) {
+        const int64_t g = first + r * groups;
+        if constexpr (H == 2) acc[r][p] = fma(part[r][p], set1(x.step[g]), acc[r][p]);
+        add_minima<H, Min>(acc[r][p], min, x.step[g], x.dsum[g], x.halves + 2 * g);
+      }
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int p = 0; p < NP; ++p) store(sums + (r * NP + p) * PANEL, acc[r][p]);
+}
+
+// Rows [row0, row1) times a chunk, in tiles of nearly equal height.
+template <int H, bool Min, bool Full, int NP>
+__attribute__((noinline)) void rows_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t row0, int64_t row1, float* sums) {
+  for (int64_t row = row0, tiles = (row1 - row0 + ROWS - 1) / ROWS; tiles; --tiles) {
+    const int64_t rows = (row1 - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 1: tile_decoded<H, Min, Full, 1, NP>(chunk, x, row, sums); break;
+      case 2: tile_decoded<H, Min, Full, 2, NP>(chunk, x, row, sums); break;
+      case 3: tile_decoded<H, Min, Full, 3, NP>(chunk, x, row, sums); break;
+      case 4: tile_decoded<H, Min, Full, 4, NP>(chunk, x, row, sums); break;
+      case 5: if constexpr (ROWS >= 5) tile_decoded<H, Min, Full, 5, NP>(chunk, x, row, sums); break;
+      case 6: if constexpr (ROWS >= 6) tile_decoded<H, Min, Full, 6, NP>(chunk, x, row, sums); break;
+    }
+    row += rows;
+    sums += rows * NP * PANEL;
+  }
+}
+
+template <Layout L, int NP>
+void panels_decoded(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel, const float* bias,
+                    const float* residual, float* out) {
+  constexpr Kind T = kind_of(L);
+  const int64_t groups = w.k / GROUP;
+  Chunk<NP> chunk;
+  chunk.zero = zero_of<L>();
+  alignas(64) float sums[BLOCK_ROWS * NP * PANEL];
+  for (; row0 < row1; row0 += BLOCK_ROWS) {
+    const int64_t end = row1 - row0 < BLOCK_ROWS ? row1 : row0 + BLOCK_ROWS;
+    for (chunk.group = 0; chunk.group < groups; chunk.group += CHUNK) {
+      chunk.count = groups - chunk.group < CHUNK ? (int)(groups - chunk.group) : CHUNK;
+      for (int p = 0; p < NP; ++p)
+        decode<L>(w, w.data + (size_t)(panel + p) * w.panel_bytes, chunk.group, chunk.count, 2048, chunk.panels[p]);
+      rows_decoded<T.halves, T.min, T.full, NP>(chunk, x, row0, end, sums);
+    }
+    for (int64_t r = row0; r < end; ++r)
+      for (int p = 0; p < NP; ++p)
+        finish(load(sums + ((r - row0) * NP + p) * PANEL), r, panel + p, w.n, bias, residual, out);
+  }
+}
+
+template <Layout L>
+void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1,
+                   const float* bias, const float* residual, float* out) {
+  int64_t panel = panel0;
+  if constexpr (kind_of(L).form == Form::PLANES)
+    if (row1 - row0 == 1)
+      for (; panel < panel1; ++panel) row_of_planes<L>(w, x, row0, panel, 4096, bias, residual, out);
+  for (; panel + PANELS <= panel1; panel += PANELS) panels_decoded<L, PANELS>(w, x, row0, row1, panel, bias, residual, out);
+  if constexpr (PANELS > 1)
+    for (; panel < panel1; ++panel) panels_decoded<L, 1>(w, x, row0, row1, panel, bias, residual, out);
+}
+
+}  // namespace
+
+void matmul_decoded(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1,
+                    const float* bias, const float* residual, float* out) {
+  switch (w.layout) {
+#define TT_PRODUCT(L) \
+  case Layout::L: return matmul_layout<Layout::L>(w, x, row0, row1, panel0, panel1, bias, residual, out)
+    TT_PRODUCT(Q5_0);
+    TT_PRODUCT(Q5_1);
+    TT_PRODUCT(Q5_K);
+    TT_PRODUCT(Q6_K);
+    TT_PRODUCT(Q2_K);
+    TT_PRODUCT(Q3_K);
+    TT_PRODUCT(IQ4_NL);
+    TT_PRODUCT(IQ4_XS);
+    TT_PRODUCT(MXFP4);
+    TT_PRODUCT(NVFP4);
+    TT_PRODUCT(TQ2_0);
+    TT_PRODUCT(Q1_0);
+    TT_PRODUCT(G2);
+    TT_PRODUCT(G3);
+    TT_PRODUCT(TQ1_0);
+    TT_PRODUCT(IQ2_XXS);
+    TT_PRODUCT(IQ2_XS);
+    TT_PRODUCT(IQ2_S);
+    TT_PRODUCT(IQ3_XXS);
+    TT_PRODUCT(IQ3_S);
+    TT_PRODUCT(IQ1_S);
+    TT_PRODUCT(IQ1_M);
+    default: return;
+  }
+#undef TT_PRODUCT
+}
+
+}  // namespace tt::TT_ISA
