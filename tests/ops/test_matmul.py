@@ -29,7 +29,7 @@ from ops_harness import (
 
 from random_blocks import BLOCKS, GROUPED, blocks_of, random_blocks, without_quants
 from random_models import store
-from tokentrail.checkpoints import dequantize
+from tokentrail.checkpoints import RUNNABLE_FORMATS, dequantize, is_runnable
 from tokentrail.ops.backend import Backend
 from tokentrail.ops.program import OUTLIERS, Linear, Recorder, Value
 from tokentrail.ops.reference.backend import quantize_rows
@@ -197,6 +197,17 @@ def test_any_bytes_are_read_in_bounds(format: str) -> None:
     for isa in ISAS:
         got = forward(Harness(record, vocab=rows).compile(native(isa)), rows_step(rows))
         assert_within(got[:, good], exact[:, good], bound[:, good] + 1e-37, f"{isa} {format}")
+
+
+def test_what_files_may_hold_is_what_kernels_run() -> None:
+    assert {*BLOCKS, *FLOAT_FORMATS} == RUNNABLE_FORMATS
+    for format in ("Q8_K", "I8", "G4_48", "G4_8", "G5_32"):
+        assert not is_runnable(format)
+        with pytest.raises(ValueError, match="no packed layout"):
+            native(ISAS[0]).packed_bytes(format, 16, 768)
+    for format in (*RUNNABLE_FORMATS, *GROUPED):
+        assert is_runnable(format)
+        assert native(ISAS[0]).is_integer(format) is reference().is_integer(format)
 
 
 @pytest.mark.parametrize("format", sorted({*BLOCKS, *GROUPED, *FLOAT_FORMATS}))

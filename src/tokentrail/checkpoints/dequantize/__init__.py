@@ -55,13 +55,14 @@ _TYPES: dict[str, Callable[[U8], F32]] = {
 DEQUANTIZED_TYPES = frozenset(_TYPES)
 """Types of ggml that models are stored in. (Q8_1 and Q8_K are activations within ggml, and never stored.)"""
 
-RUNNABLE_FORMATS = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"})
-"""Types that kernels run today."""
+RUNNABLE_FORMATS = DEQUANTIZED_TYPES
+"""Types of ggml that kernels run: those of them that models are stored in."""
 
 
 def is_runnable(format: str) -> bool:
     """Whether a tensor of this format can be run."""
-    return format in RUNNABLE_FORMATS
+    grouped = grouped_format(format)
+    return format in RUNNABLE_FORMATS or (grouped is not None and grouped.group % 32 == 0)
 
 
 def dequantize(data: U8, format: str, shape: tuple[int, ...]) -> F32:
