@@ -244,18 +244,19 @@ def test_vocabulary_and_embedding_must_agree(tmp_path: Path) -> None:
     assert "has the shape (9, 32)" in refusal(model(tmp_path, tensors=llama_tensors(len(TOKENS) + 1)))
 
 
-def test_types_that_cannot_be_run_yet(tmp_path: Path) -> None:
+def test_types_that_cannot_be_run(tmp_path: Path) -> None:
     def in_type(kind: gguf.GGMLQuantizationType, name: str) -> Path:
         return model(
             tmp_path, quantize=lambda tensor, _: kind if tensor == name else gguf.GGMLQuantizationType.F32
         )
 
-    message = refusal(in_type(gguf.GGMLQuantizationType.Q5_0, "blk.0.ffn_up.weight"))
-    assert "'blk.0.ffn_up.weight' has the type Q5_0" in message
+    integers = {"blk.0.ffn_up.weight": np.zeros((64, 32), np.int8)}
+    message = refusal(model(tmp_path, tensors=llama_tensors(len(TOKENS)) | integers))
+    assert "'blk.0.ffn_up.weight' has the type I8" in message
     assert "llama-quantize" in message
     message = refusal(in_type(gguf.GGMLQuantizationType.Q8_0, "blk.0.attn_norm.weight"))
     assert "vector in the type Q8_0" in message
-    for kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0"):
+    for kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"):
         path = in_type(gguf.GGMLQuantizationType[kind], "blk.0.ffn_up.weight")
         assert open_checkpoint(path).tensors["layers.0.up"].format == kind
 

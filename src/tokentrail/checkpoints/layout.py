@@ -129,7 +129,7 @@ def check_tensors(
             known = ", ".join(sorted(RUNNABLE_FORMATS))
             raise file_error(
                 path,
-                f"tensor {stored} has the type {tensor.format}, which cannot be run yet (supported: {known})",
+                f"tensor {stored} has the type {tensor.format}, which cannot be run (supported: {known})",
                 type_remedy,
             )
         if len(shape) == 1 and tensor.format not in VECTOR_FORMATS:
