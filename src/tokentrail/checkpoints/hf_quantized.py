@@ -10,7 +10,11 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Protocol
 
+from tokentrail.checkpoints.awq import read_awq
+from tokentrail.checkpoints.compressed_tensors import read_compressed_tensors
 from tokentrail.checkpoints.errors import file_error, quoted
+from tokentrail.checkpoints.fp8 import read_fp8
+from tokentrail.checkpoints.gptq import read_gptq
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Tensor
 from tokentrail.checkpoints.safetensors import StoredTensor
@@ -31,7 +35,13 @@ class QuantReader(Protocol):
         ...
 
 
-READERS: dict[str, QuantReader] = {}
+READERS: dict[str, QuantReader] = {
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "fbgemm_fp8": read_fp8,
+}
 """By `quant_method`."""
 
 
@@ -48,7 +58,7 @@ def read_tensors(
         method = settings.text("quant_method")
         reader = READERS.get(method)
         if reader is None:
-            known = ", ".join(sorted(READERS)) or "none yet"
+            known = ", ".join(sorted(READERS))
             problem = f"is quantized by {quoted(method)}, which is not supported (supported: {known})"
             raise file_error(path, problem, "Use the original model, or a GGUF file of it.")
         tensors, used = reader(stored, settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +152,7 @@ def cut_tensor(path: Path, tensor: Tensor, cut: Cut, name: str) -> Tensor:
     part = (rows, *shape[1:])
     whole = cut.index is None and not cut.transposed and rows == shape[0]
     if whole:
-        return Tensor(name, part, tensor.format, tensor.stored, tensor.release)
+        return replace(tensor, name=name, shape=part)
 
     count = 1 if cut.index is None else tensor.shape[0]
     nbytes = tensor.nbytes // (count * shape[0]) * rows
@@ -165,11 +165,6 @@ def cut_tensor(path: Path, tensor: Tensor, cut: Cut, name: str) -> Tensor:
         return data.reshape(shape[0], -1)[cut.start : stop : cut.step].reshape(-1)
 
     if isinstance(tensor.stored, Deferred) or cut.transposed or cut.step != 1:
-        return Tensor(
-            name,
-            part,
-            tensor.format,
-            Deferred(nbytes, lambda: np.ascontiguousarray(take(tensor.data))),
-            tensor.release,
-        )
-    return Tensor(name, part, tensor.format, take(tensor.stored), tensor.release)
+        made = Deferred(nbytes, lambda: np.ascontiguousarray(take(tensor.data)))
+        return replace(tensor, name=name, shape=part, stored=made)
+    return replace(tensor, name=name, shape=part, stored=take(tensor.stored))

@@ -131,10 +131,12 @@ class Tensor:
     shape: tuple[int, ...]
     """Logical shape, row-major: (out_features, in_features) for a matrix."""
     format: str
-    """GGUF type name (`F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q8_0` …) or another format's."""
+    """GGUF type name (`F32`, `F16`, `BF16`, `Q4_0`, `Q4_K` …) or grouped integers (`G4_128`: see `formats.py`)."""
     stored: npt.NDArray[np.uint8] | Deferred = field(repr=False)
     release: Callable[[], None] = field(default=_nothing_to_release, repr=False, compare=False)
     """Lets go of the memory behind `data`, which can still be read afterwards: for who has made a copy."""
+    column_order: npt.NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+    """[in_features], where columns are stored in another order: the j-th stored one is column `column_order[j]`."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

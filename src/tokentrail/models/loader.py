@@ -79,7 +79,8 @@ def load_model(
     source = _Source(checkpoint, backend, activation_dtype, progress)
     rope = _rope(checkpoint, backend, checkpoint.config.max_position if context is None else context)
     recorder = Recorder()
-    logits = forward(recorder, checkpoint.config, Weights(source.matrix, source.vector, source.bias), rope)
+    weights = Weights(source.matrix, source.vector, source.bias, source.columns)
+    logits = forward(recorder, checkpoint.config, weights, rope)
     parameters = sum(
         int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name not in ROPE_TENSORS
     )
@@ -144,6 +145,9 @@ class _Source:
 
     def bias(self, name: str) -> npt.NDArray[np.float32] | None:
         return self.vector(name) if name in self._checkpoint.tensors else None
+
+    def columns(self, name: str) -> npt.NDArray[np.int32] | None:
+        return self._tensor(name).column_order
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)

@@ -15,7 +15,8 @@ class Weights:
     """Weights under a name prefix.
 
     `matrix_of`, `vector_of` and `bias_of` map a full canonical name to a backend matrix, a float32 vector, and a
-    float32 vector or None where the checkpoint has none. The first two raise for a name that the checkpoint lacks.
+    float32 vector or None where the checkpoint has none; `columns_of` that of a matrix to the order of its columns, or
+    None where they are in order. The first two raise for a name that the checkpoint lacks.
     """
 
     def __init__(
@@ -23,13 +24,14 @@ class Weights:
         matrix_of: Callable[[str], Any],
         vector_of: Callable[[str], npt.NDArray[np.float32]],
         bias_of: Callable[[str], npt.NDArray[np.float32] | None],
+        columns_of: Callable[[str], npt.NDArray[np.int32] | None] = lambda name: None,
         prefix: str = "",
     ) -> None:
         self._matrix_of, self._vector_of, self._bias_of = matrix_of, vector_of, bias_of
-        self._prefix = prefix
+        self._columns_of, self._prefix = columns_of, prefix
 
     def layer(self, index: int) -> Weights:
-        return Weights(self._matrix_of, self._vector_of, self._bias_of, f"layers.{index}.")
+        return Weights(self._matrix_of, self._vector_of, self._bias_of, self._columns_of, f"layers.{index}.")
 
     def matrix(self, name: str) -> Any:
         return self._matrix_of(self._prefix + name)
@@ -38,4 +40,5 @@ class Weights:
         return self._vector_of(self._prefix + name)
 
     def linear(self, name: str) -> Linear:
-        return Linear(self.matrix(name), self._bias_of(f"{self._prefix}{name}.bias"))
+        name = self._prefix + name
+        return Linear(self._matrix_of(name), self._bias_of(f"{name}.bias"), self._columns_of(name))

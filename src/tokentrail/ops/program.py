@@ -31,10 +31,14 @@ OUTLIERS, FINE_OUTLIERS = 0.4, 0.15
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: `weight` [out, in] and, where the model has one, `bias` [out]."""
+    """A linear layer: `weight` [out, in] and, where the model has one, `bias` [out].
+
+    Where the weight's columns are stored in another order, `columns` [in] (int32) says which ones they are.
+    """
 
     weight: Any
     bias: Any = None
+    columns: Any = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class Recorder:
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._values: list[Value] = []
+        self._gathered: dict[tuple[int, bytes], Value] = {}
 
     def finish(self, logits: Value) -> Program:
         return Program(tuple(self._calls), tuple(self._values), logits.id)
@@ -152,8 +157,17 @@ class Recorder:
 
     def linear(self, x: Value, layer: Linear, *, residual: Value | None = None) -> Value:
         """x Wᵀ (+ bias) (+ residual)."""
+        if layer.columns is not None:
+            x = self.gather_columns(x, layer.columns)
         inputs = (x,) if residual is None else (x, residual)
         return self._record("linear", inputs, x.rows, layer.weight.n, (layer.weight, layer.bias))
+
+    def gather_columns(self, x: Value, columns: Any) -> Value:
+        """x[:, columns], for a permutation `columns` [dim] (int32). Recorded once for equal permutations of x."""
+        key = x.id, columns.tobytes()
+        if key not in self._gathered:
+            self._gathered[key] = self._record("gather_columns", (x,), x.rows, x.dim, (columns,))
+        return self._gathered[key]
 
     def rope_angles(self, frequencies: tuple[float, ...], *, magnitude: float = 1.0) -> Value:
         """cos and sin of position · frequency, times `magnitude`: [tokens, 2 · len(frequencies)], cosines first."""

@@ -195,6 +195,10 @@ class ReferenceExecutable:
         out = _product(x, Linear(*call.weights), self.program.outlier_limit(call.inputs[0]))
         return out if residual is None else out + residual
 
+    def _gather_columns(self, step: _Step, call: Call, x: F64) -> F64:
+        gathered: F64 = x[:, call.weights[0]]
+        return gathered
+
     def _rope_angles(self, step: _Step, call: Call) -> F64:
         angles = step.positions[:, None] * np.array(call.params["frequencies"])
         both: F64 = np.concatenate([np.cos(angles), np.sin(angles)], -1) * call.params["magnitude"]
