@@ -25,9 +25,10 @@ CALLS: dict[str, set[str]] = {
     "text": {"checkpoints", "protocol"},
     "models": {"ops", "checkpoints", "protocol"},
     "engine": {"models", "text", "ops", "protocol"},
+    "hub": {"checkpoints", "protocol"},
     "journey": {"protocol"},
     "observability": {"protocol"},
-    "answer": {"engine", "text", "journey", "observability", "protocol"},
+    "answer": {"engine", "text", "hub", "journey", "observability", "protocol"},
     "gateway": {"answer", "journey", "observability", "protocol"},
     "server": {"gateway", "answer", "journey", "observability", "protocol"},
     "cli": {"server", "gateway", "answer", "journey", "observability", "protocol"},
@@ -155,6 +156,7 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
         "tokenizers",
         "jinja2",
         "rich.progress",
+        "huggingface_hub",
         "tokentrail.server",
     )
     assert loaded_by("import tokentrail.cli.app", *heavy) == []
@@ -171,5 +173,7 @@ def test_the_engine_process_is_free_of_server_imports() -> None:
         "typer",
         "jinja2",
         "prometheus_client",
+        "huggingface_hub",
+        "tokentrail.hub",
     )
     assert loaded_by("import tokentrail.engine.process", *heavy) == []

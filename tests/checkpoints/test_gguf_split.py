@@ -10,7 +10,7 @@ import pytest
 
 from gguf_files import llama_tensors, write_model
 from tokentrail.checkpoints import model_name, open_checkpoint
-from tokentrail.checkpoints.gguf_split import part_names
+from tokentrail.checkpoints.gguf_split import gguf_part_names
 from tokentrail.protocol import ModelFileError
 
 TOKENS = ["<|endoftext|>", *"abcdefg"]
@@ -95,4 +95,4 @@ def test_parts_that_do_not_belong_together(parts: list[Path], tmp_path: Path) ->
     ],
 )
 def test_names_of_parts(name: str, expected: list[str]) -> None:
-    assert part_names(name) == expected
+    assert gguf_part_names(name) == expected

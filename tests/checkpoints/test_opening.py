@@ -261,15 +261,6 @@ def test_types_that_cannot_be_run(tmp_path: Path) -> None:
         assert open_checkpoint(path).tensors["layers.0.up"].format == kind
 
 
-@pytest.mark.parametrize("name", ["gpt2", "owner/Model-3-8B"])
-def test_a_name_on_a_hub_is_told_from_a_file_that_is_missing(name: str) -> None:
-    said = refusal(Path(name))
-    assert "names on a model hub are not loaded yet" in said
-    assert "Download a GGUF file" in said
-    assert "hub" not in refusal(Path("no/such.gguf"))
-    assert "hub" not in refusal(Path("/no/such/file"))
-
-
 def test_padding_id_beyond_the_vocabulary_does_not_matter(tmp_path: Path) -> None:
     path = model(tmp_path, metadata={"tokenizer.ggml.padding_token_id": 2**32 - 1})
     assert open_checkpoint(path).tokenizer.pad_token_id is None

@@ -23,6 +23,7 @@ from tokentrail.answer.types import (
     TokensPrompt,
 )
 from tokentrail.engine import EngineConfig, LocalEngine
+from tokentrail.hub import find_model
 from tokentrail.journey import JourneyStore, JourneyView
 from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest, SamplingParams
@@ -70,9 +71,10 @@ class LLM:
     >>> with LLM() as llm:
     ...     llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
 
-    `model`: path of a GGUF file, or None for the demo model. Further keywords are the fields of
-    `EngineConfig`, with vLLM's names for them too. Requests without a seed draw theirs from `seed`, so a
-    script repeats itself.
+    `model`: path of a GGUF file or of a Hugging Face model's folder, or the name of one on a hub (`org/name`,
+    `org/name:Q4_K_M`); None: the demo model. `revision` and `hub` say where on a hub (see `hub.find_model`). Further
+    keywords are the fields of `EngineConfig`, with vLLM's names for them too. Requests without a seed draw theirs from
+    `seed`, so a script repeats itself.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class LLM:
         *,
         chat_template: str | None = None,
         trail_text: bool = True,
+        revision: str | None = None,
+        hub: str | None = None,
         **engine: Any,
     ) -> None:
         """Raises `ModelFileError`, `CapacityError` and their kin when the model cannot be loaded."""
@@ -89,8 +93,15 @@ class LLM:
         unknown = sorted(set(engine) - set(EngineConfig.__struct_fields__))
         if unknown:
             raise TypeError(f"LLM() has no argument {unknown[0]!r}; see EngineConfig for what there is")
+        if model is not None:
+            found = find_model(model, revision=revision, hub=hub)
+            model = str(found.path)
+            engine.setdefault("name", found.name)
+        draft = engine.get("speculative_model")
+        if draft not in (None, "ngram", "[ngram]"):
+            engine["speculative_model"] = str(find_model(draft, hub=hub).path)
         config = EngineConfig(model=model, **engine)
-        parts = load_text_parts(model, chat_template)
+        parts = load_text_parts(model, chat_template, name=config.name)
         self._engine = LocalEngine(config)
         self._name = parts.name
         self._journeys = JourneyStore(keep_text=trail_text)

@@ -21,10 +21,13 @@ class TextParts:
     inside the file is a title, often with spaces, and not made to be typed.)"""
 
 
-def load_text_parts(model: str | None, chat_template: str | None = None) -> TextParts:
+def load_text_parts(
+    model: str | None, chat_template: str | None = None, *, name: str | None = None
+) -> TextParts:
     """Open a checkpoint for its text parts only.
 
-    `model` None: the demo model; `chat_template`: path of a template to use instead of the checkpoint's.
+    `model` None: the demo model; `chat_template`: path of a template to use instead of the checkpoint's; `name`: what
+    the model answers to instead of its file's name.
     Raises `ModelFileError` naming what is wrong with a file.
     """
     checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
@@ -46,4 +49,4 @@ def load_text_parts(model: str | None, chat_template: str | None = None) -> Text
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,
     )
-    return TextParts(tokenizer, template, checkpoint.path, model_name(checkpoint.path))
+    return TextParts(tokenizer, template, checkpoint.path, name or model_name(checkpoint.path))

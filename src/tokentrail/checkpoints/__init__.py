@@ -7,6 +7,7 @@ stored types mean. Knows nothing of kernels, models or text; needs NumPy only.
 
 from tokentrail.checkpoints.dequantize import DEQUANTIZED_TYPES, RUNNABLE_FORMATS, dequantize, is_runnable
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
+from tokentrail.checkpoints.gguf_split import gguf_part_names
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.hf_tokenizer import read_bpe_files, read_chat_templates, read_folder_tokenizer
 from tokentrail.checkpoints.json_file import MAX_TOKENIZER_BYTES, read_bytes
@@ -40,6 +41,7 @@ __all__ = [
     "demo_model_path",
     "dequantize",
     "end_token_ids",
+    "gguf_part_names",
     "is_runnable",
     "model_name",
     "open_checkpoint",

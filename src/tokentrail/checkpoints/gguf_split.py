@@ -17,7 +17,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _OWN_NAMES = "Give the parts the names that llama-gguf-split gave them: NAME-00001-of-00002.gguf and so on."
 
 
-def part_names(name: str) -> list[str]:
+def gguf_part_names(name: str) -> list[str]:
     """Names of all parts of the model that a file of this name is a part of; only itself if it is none."""
     match = _PART.fullmatch(name)
     count = int(match[3]) if match else 0
@@ -35,7 +35,7 @@ def read_gguf_parts(path: Path) -> list[GGUFFile]:
     count = _number(file, "split.count")
     if count < 2:
         return [file]
-    names = part_names(path.name)
+    names = gguf_part_names(path.name)
     if len(names) != count:
         raise file_error(path, f"is one of {count} parts of a model, but is not named like one", _OWN_NAMES)
     missing = [name for name in names if not (path.parent / name).exists()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
 from tokentrail.checkpoints.gguf import GGUFFile
 from tokentrail.checkpoints.gguf_architectures import IGNORED, canonical_name, read_config
-from tokentrail.checkpoints.gguf_split import part_names, read_gguf_parts
+from tokentrail.checkpoints.gguf_split import gguf_part_names, read_gguf_parts
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
 from tokentrail.checkpoints.hf_model import CONFIG, read_folder
 from tokentrail.checkpoints.layout import check_tensors
@@ -41,14 +41,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return _from_folder(path)
     if path.name in _FOLDER_FILES and path.is_file():
         return _from_folder(path.parent)
-    # `gpt2`, `owner/model`: how other programs take names on a hub.
-    hub = not path.is_absolute() and len(path.parts) <= 2 and path.suffix.lower() != ".gguf"
-    if hub and not os.path.lexists(path):
-        raise file_error(
-            path,
-            "there is no such file, and names on a model hub are not loaded yet",
-            "Download a GGUF file of the model, and give its path.",
-        )
     return _from_gguf(read_gguf_parts(path))
 
 
@@ -62,7 +54,7 @@ def _from_folder(folder: Path) -> Checkpoint:
     if (folder / CONFIG).is_file() and next(folder.glob("*.safetensors"), None):
         return read_folder(folder)
     found = sorted(folder.glob("*.gguf"))
-    if found and {path.name for path in found} <= set(part_names(found[0].name)):
+    if found and {path.name for path in found} <= set(gguf_part_names(found[0].name)):
         return _from_gguf(read_gguf_parts(found[0]))
     if found:
         names = ", ".join(path.name for path in found[:8]) + (" …" if len(found) > 8 else "")

@@ -34,7 +34,7 @@ def chat(
     *,
     model_file: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="GGUF file; the same as --model.", show_default=False),
+        typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     sampling: SamplingOptions,

@@ -95,8 +95,28 @@ class EngineOptions:
         typer.Option(
             "--model",
             "-m",
-            metavar="FILE",
-            help="GGUF file. Left out: the demo model, SmolLM2-135M-Instruct.",
+            metavar="MODEL",
+            help="GGUF file, Hugging Face folder, or name on a hub: org/name, org/name:Q4_K_M. Left out: the demo "
+            "model, SmolLM2-135M-Instruct.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="NAME",
+            help="Branch, tag or commit of the model on its hub. Left out: the newest of the main branch.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    hub: Annotated[
+        str | None,
+        typer.Option(
+            "--hub",
+            metavar="NAME",
+            help="Where models are looked for by name: huggingface or modelscope. Left out: $TOKENTRAIL_HUB, or "
+            "huggingface.",
             rich_help_panel=MODEL,
         ),
     ] = None
@@ -193,7 +213,7 @@ class EngineOptions:
         typer.Option(
             "--speculative-model",
             "-md",
-            metavar="FILE|ngram",
+            metavar="MODEL|ngram",
             help="Who drafts tokens for a step to verify: ngram (what followed the same words before), or "
             "a smaller model with the same tokenizer.",
             rich_help_panel=SPECULATION,
@@ -332,8 +352,13 @@ class EngineOptions:
                 f"--num-speculative-tokens {self.num_speculative_tokens}: nobody drafts; name who does with "
                 "--speculative-model ngram, or a draft model's file."
             )
+        model, name = self._find(self.model or positional, self.revision)
+        draft = self.speculative_model
+        if draft not in (None, "ngram", "[ngram]"):
+            draft, _ = self._find(draft, None)
         return EngineConfig(
-            model=self.model or positional,
+            model=model,
+            name=name,
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=read_flag(
@@ -352,9 +377,22 @@ class EngineOptions:
             threads=self.threads,
             seed=self.seed,
             tensor_parallel_size=self.tensor_parallel_size,
-            speculative_model=self.speculative_model,
+            speculative_model=draft,
             num_speculative_tokens=self.num_speculative_tokens,
         )
+
+    def _find(self, model: str | None, revision: str | None) -> tuple[str | None, str | None]:
+        """(path, name on a hub) of a model, which is downloaded if need be."""
+        if model is None:
+            if revision is not None:
+                raise typer.BadParameter("give the model it is of, too", param_hint="--revision")
+            return None, None
+        from tokentrail.hub import find_model
+
+        found = find_model(model, revision=revision, hub=self.hub)
+        if found.note is not None:
+            note(found.note + ".")
+        return str(found.path), found.name
 
 
 def _one_of(flag: str, value: object, choices: tuple[object, ...]) -> None:

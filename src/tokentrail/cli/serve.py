@@ -209,7 +209,7 @@ def serve(
     server: ServerOptions,
     model_file: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="GGUF file; the same as --model.", show_default=False),
+        typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
     ] = None,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API. Without a model: the demo model."""
@@ -246,7 +246,7 @@ def serve(
             f"--host {config.host or repr('')}: everyone who can reach this machine may use the server; "
             f"--api-key-file or {KEY_VARIABLE} lets in only those who have a key."
         )
-    with loading(config.engine.model or "the demo model", always=True) as shown:
+    with loading(config.engine.name or config.engine.model or "the demo model", always=True) as shown:
         from tokentrail.server import serve as run_server
 
         run_server(config, on_ready=shown.close, progress=shown.progress)

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
 import typer
@@ -121,7 +122,7 @@ def open_source(
         return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens)
     config = engine.engine_config(model)
     template = None if engine.chat_template is None else str(engine.chat_template)
-    with loading(config.model or "the demo model") as shown:
+    with loading(config.name or config.model or "the demo model") as shown:
         source = LocalSource(config, template, default_max_tokens, progress=shown.progress)
     info = source.info
     if shown.was_long:
@@ -223,7 +224,8 @@ async def _open_backend(
         from tokentrail.journey import JourneyStore
 
         loop = asyncio.get_running_loop()
-        parts = await loop.run_in_executor(None, load_text_parts, config.model, template)
+        load = partial(load_text_parts, config.model, template, name=config.name)
+        parts = await loop.run_in_executor(None, load)
         await starting
     except BaseException:
         starting.cancel()

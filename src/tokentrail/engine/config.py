@@ -9,7 +9,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine process needs to start."""
 
     model: str | None = None
-    """Path of a GGUF file; None: the demo model of the `demo` extra."""
+    """Path of a GGUF file or of a Hugging Face model's folder; None: the demo model of the `demo` extra."""
+    name: str | None = None
+    """What the model was asked for by, if not by its path: its name on a hub."""
     max_model_len: int | None = None
     """Context length; None: the model's, or less where memory does not allow it."""
     max_num_seqs: int = 64
@@ -37,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     speculative_model: str | None = None
     """Who drafts tokens that a step then verifies: `ngram` (what followed the same words earlier in the text), or the
-    path of a smaller model's GGUF file with the same tokenizer. None: nobody. Changes no byte of any answer.
+    path of a smaller model with the same tokenizer. None: nobody. Changes no byte of any answer.
     """
     num_speculative_tokens: int = 8
     """Tokens drafted for a sequence in one step at most. How many really are adapts to what is accepted, and to what
