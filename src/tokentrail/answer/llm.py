@@ -127,18 +127,27 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the model's chat template."""
+        """Answer one conversation or several, by the model's chat template.
+
+        `tools`: functions that the model may call, as OpenAI's API describes them; a call stands in the answer's text
+        as the model writes it. `continue_final_message`: the last message is the answer's beginning; set
+        `add_generation_prompt` to False with it.
+        """
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         prompts: list[Prompt] = [
             ChatPrompt(
                 messages=[dict(message) for message in conversation],
+                tools=[dict(tool) for tool in tools or ()],
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 template_kwargs=dict(chat_template_kwargs or {}),
             )
             for conversation in conversations

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokentrail.checkpoints import demo_model_path, model_name, open_checkpoint
-from tokentrail.protocol import ModelFileError
-from tokentrail.text import ChatTemplate, Tokenizer
+from tokentrail.text import ChatTemplate, Tokenizer, read_chat_template
 
 
 @dataclass(frozen=True)
@@ -26,25 +25,25 @@ def load_text_parts(
 ) -> TextParts:
     """Open a checkpoint for its text parts only.
 
-    `model` None: the demo model; `chat_template`: path of a template to use instead of the checkpoint's; `name`: what
-    the model answers to instead of its file's name.
+    `model` None: the demo model; `chat_template`: a template to use instead of the checkpoint's: its path, its text, or
+    the name of one that the checkpoint has besides; `name`: what the model answers to instead of its file's name.
     Raises `ModelFileError` naming what is wrong with a file.
     """
     checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
-    source, origin = checkpoint.chat_template, f"{checkpoint.path}: the chat template"
+    source, named = checkpoint.chat_template, checkpoint.named_templates
+    origin = f"{checkpoint.path}: the chat template"
     if chat_template is not None:
-        origin = chat_template
-        try:
-            source = Path(chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(f"{chat_template}: cannot read the chat template: {error}.") from None
+        source, origin = read_chat_template(chat_template, named)
+        named = {}  # what a user gives is for all requests
 
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.id_to_token(id)
 
     template = ChatTemplate(
         source,
+        named=named,
+        special_tokens=checkpoint.tokenizer.special_tokens,
         bos_token=text(tokenizer.bos_token_id),
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,

@@ -36,12 +36,15 @@ def prepare(
     A text too long for `context` tokens, however it is cut, is refused before that work is done.
     """
     prepared = Prepared([], [], None, 0.0)
-    most = max(context * tokenizer.longest_token, _SOON_COUNTED)
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
             start = time.perf_counter()
             text = template.render(
-                prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.template_kwargs
+                prompt.messages,
+                tools=prompt.tools,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                **prompt.template_kwargs,
             )
             prepared.template_seconds = (prepared.template_seconds or 0.0) + time.perf_counter() - start
         elif isinstance(prompt, TextPrompt):
@@ -56,7 +59,8 @@ def prepare(
             prepared.token_ids.append(list(prompt.token_ids))
             prepared.texts.append(None)
             continue
-        if len(text) > most:
+        # Looking for the longest token takes a moment, too.
+        if len(text) > _SOON_COUNTED and len(text) > context * tokenizer.longest_token:
             field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {context} tokens. However, your {field} resulted in "

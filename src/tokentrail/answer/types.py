@@ -16,7 +16,11 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
 
     messages: list[dict[str, Any]]
     """`role`, `content` (text, or None beside tool calls) and whatever else the template reads."""
+    tools: list[dict[str, Any]] = []
+    """What the model may call, as OpenAI's API describes it; rendered by the template."""
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The answer goes on with the last message, instead of being a new one."""
     template_kwargs: dict[str, Any] = {}
     """Further variables for the template."""
 

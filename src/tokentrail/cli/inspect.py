@@ -150,14 +150,13 @@ def rendered(checkpoint: Checkpoint, override: Path | None) -> str:
     from tokentrail.text import ChatTemplate
 
     source = checkpoint.tokenizer
-    texts = {
-        name: "" if id is None else source.tokens[id]
-        for name, id in (("bos_token", source.bos_token_id), ("eos_token", source.eos_token_id))
-    }
+    bos, eos = ("" if id is None else source.tokens[id] for id in (source.bos_token_id, source.eos_token_id))
     if override is None:
-        template = ChatTemplate(checkpoint.chat_template, origin=str(checkpoint.path), **texts)
+        template = ChatTemplate(
+            checkpoint.chat_template, origin=str(checkpoint.path), bos_token=bos, eos_token=eos
+        )
     else:
-        template = ChatTemplate(read_template(override), origin=str(override), **texts)
+        template = ChatTemplate(read_template(override), origin=str(override), bos_token=bos, eos_token=eos)
     return template.render(SAMPLE, add_generation_prompt=True)
 
 

@@ -12,7 +12,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -131,13 +130,12 @@ class EngineOptions:
         ),
     ] = None
     chat_template: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--chat-template",
-            exists=True,
-            dir_okay=False,
             metavar="FILE",
-            help="Jinja2 chat template to use instead of the model's.",
+            help="Chat template to use instead of the model's: a Jinja2 file, the template's text itself, or the name "
+            "of one that the model has besides.",
             rich_help_panel=MODEL,
         ),
     ] = None

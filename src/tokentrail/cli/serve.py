@@ -230,7 +230,7 @@ def serve(
         api_keys=keys,
         # The variable can be used as it is, if it holds one key that is let in.
         key_hint=f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) in keys else "YOUR_KEY",
-        chat_template=None if engine.chat_template is None else str(engine.chat_template),
+        chat_template=engine.chat_template,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         allowed_origins=_words(server.allowed_origins),

@@ -121,9 +121,8 @@ def open_source(
     if remote.url is not None:
         return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens)
     config = engine.engine_config(model)
-    template = None if engine.chat_template is None else str(engine.chat_template)
     with loading(config.name or config.model or "the demo model") as shown:
-        source = LocalSource(config, template, default_max_tokens, progress=shown.progress)
+        source = LocalSource(config, engine.chat_template, default_max_tokens, progress=shown.progress)
     info = source.info
     if shown.was_long:
         note(f"loaded {info.loaded}.")

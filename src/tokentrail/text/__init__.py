@@ -6,9 +6,16 @@ Grammars and parsers of tool calls and reasoning will live here too.
 """
 
 from tokentrail.text.building import build_tokenizer
-from tokentrail.text.chat_template import ChatTemplate
+from tokentrail.text.chat_template import ChatTemplate, read_chat_template
 from tokentrail.text.detokenizer import IncrementalDetokenizer
 from tokentrail.text.stop import StopBuffer
 from tokentrail.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "IncrementalDetokenizer", "StopBuffer", "Tokenizer", "build_tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "IncrementalDetokenizer",
+    "StopBuffer",
+    "Tokenizer",
+    "build_tokenizer",
+    "read_chat_template",
+]

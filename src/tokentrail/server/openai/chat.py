@@ -28,7 +28,9 @@ from tokentrail.server.sse import TextEvents, event
 # OpenAI's. A role that the template does not know would be taken for another, or left out.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What a template sets itself, or what other parameters say.
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
+)
 _LOWEST_LOGPROB = -9999.0
 """For tokens that were impossible: JSON has no infinity."""
 
@@ -43,6 +45,7 @@ def prompt_of(body: ChatCompletionRequest) -> ChatPrompt:
     return ChatPrompt(
         messages=[_message(message, at) for at, message in enumerate(body.messages)],
         add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
         template_kwargs=kwargs,
     )
 

@@ -184,6 +184,7 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
@@ -199,7 +200,6 @@ class ChatCompletionRequest(GenerationRequest):
         "web_search_options": "this server does not search the web.",
         "prediction": "predicted outputs are not used.",
         "chat_template": "a template comes from the model or from the server's settings.",
-        "continue_final_message": "use /v1/completions to continue a text.",
         "documents": "write them into the messages.",
         "echo": "use /v1/completions to get the prompt back.",
     }
