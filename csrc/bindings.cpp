@@ -11,6 +11,7 @@
 
 #include <optional>
 
+#include "activation.h"
 #include "dispatch.h"
 #include "math64.h"
 #include "pack.h"
@@ -171,6 +172,14 @@ NB_MODULE(_native, m) {
         "Whether products with this format take quantized activations.");
   m.def("packed_bytes", [](const std::string& format, int64_t n, int64_t k) { return packed_bytes(format, n, k); },
         "format"_a, "n"_a, "k"_a);
+  m.def("buffer_bytes", [](int64_t rows, int64_t dim, bool quantized) { return activation_bytes(rows, dim, quantized, true); },
+        "rows"_a, "dim"_a, "quantized"_a, "Bytes of one of a program's buffers.");
+  m.def("experts_thread_bytes", [](int64_t experts, int64_t rows, int32_t chosen, int64_t dim, bool integers, bool floats) {
+    return ExpertWork(experts, rows, chosen, dim, integers, floats).bytes();
+  }, "experts"_a, "rows"_a, "chosen"_a, "dim"_a, "integers"_a, "floats"_a, "Bytes of scratch a thread, for layers of experts of one shape.");
+  m.def("thread_bytes", [](int64_t group, int64_t head_dim, int64_t vocab) {
+    return attention_thread_bytes(group, head_dim) + sampler_thread_bytes(vocab);
+  }, "group"_a, "head_dim"_a, "vocab"_a, "Bytes of scratch a thread, for attention and for sampling.");
   m.def("rope_frequencies", [](int dim, double theta) {
     std::vector<double> f;
     const double step = log64(theta);

@@ -18,6 +18,10 @@ constexpr int64_t ROW_BLOCK = 126;  // rows of a matrix product whose activation
 
 }  // namespace
 
+size_t attention_thread_bytes(int64_t group, int64_t head_dim) {
+  return attention_scratch((int64_t)ATTENTION_TOKENS * std::max<int64_t>(1, group), head_dim);
+}
+
 Program::Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab)
     : pool_(std::move(pool)), kernels_(kernels), kv_(std::move(kv)), limits_(limits), vocab_(vocab) {
   for (int64_t n : {limits.tokens, limits.sequences, limits.logit_rows})
@@ -304,7 +308,7 @@ void Program::run(StepView step, int only) {
   for (int64_t r = 0; r < step.tokens; ++r) heads_done_[r].store(0, std::memory_order_relaxed);
   for (size_t i = 0; i < num_counters_; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
   if (scratch_.empty()) {
-    const size_t bytes = attention_scratch((int64_t)ATTENTION_TOKENS * std::max(1, heads_ / kv_->heads()), kv_->head_dim());
+    const size_t bytes = attention_thread_bytes(heads_ / kv_->heads(), kv_->head_dim());
     for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(bytes);
   }
   const size_t first = only < 0 ? 0 : (size_t)only, last = only < 0 ? calls_.size() : (size_t)only + 1;

@@ -35,6 +35,9 @@ struct Limits {
   int64_t tokens, sequences, logit_rows;
 };
 
+// Bytes of scratch that each thread holds for attention, with `group` query heads a KV head.
+size_t attention_thread_bytes(int64_t group, int64_t head_dim);
+
 class Program {
  public:
   Program(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, std::shared_ptr<KvCache> kv, Limits limits, int64_t vocab);

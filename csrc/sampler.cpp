@@ -6,18 +6,16 @@
 
 namespace tt {
 
-namespace {
-// counts, probabilities, tile sums, candidates (two lists) and changed logits (kernels/sampling.cpp lays them out)
-size_t scratch_bytes(int64_t vocab) {
+// Counts, probabilities, tile sums, candidates (two lists) and changed logits (kernels/sampling.cpp lays them out).
+size_t sampler_thread_bytes(int64_t vocab) {
   const size_t v = (size_t)(vocab + 15) / 16 * 16;
   return v * 4 + v * 4 + (v / 256 + 16) * 4 + 2 * v * 8 + v * 8 + 2 * v * 8 + 64;
 }
-}  // namespace
 
 Sampler::Sampler(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, int64_t vocab)
     : pool_(std::move(pool)), kernels_(kernels), vocab_(vocab) {
   if (vocab <= 0 || vocab > (int64_t)1 << 30) throw std::invalid_argument("vocabulary size out of range");
-  for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(scratch_bytes(vocab));
+  for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(sampler_thread_bytes(vocab));
 }
 
 void Sampler::check(const SampleArgs& a) const {

@@ -10,6 +10,9 @@
 
 namespace tt {
 
+// Bytes of scratch that each thread holds to draw from `vocab` logits.
+size_t sampler_thread_bytes(int64_t vocab);
+
 class Sampler {
  public:
   Sampler(std::shared_ptr<ThreadPool> pool, const Kernels* kernels, int64_t vocab);

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Run
+from rich.console import Console
 
-from tokentrail.cli.inspect import characters, visible
+from tokentrail.checkpoints import Checkpoint
+from tokentrail.cli.inspect.facts import facts, part_of
+from tokentrail.cli.inspect.machine import machine_facts
+from tokentrail.cli.inspect.show import show
+from tokentrail.cli.inspect.tokens import characters, split, visible
+from tokentrail.engine import EngineConfig
+from tokentrail.ops.native.machine import Machine
+from tokentrail.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("demo_path")
 
 
 def test_facts_add_up(run: Run, demo_path: Path) -> None:
-    result = json.loads(run("inspect", "--json").out)
+    result = json.loads(run("inspect", "--json", "--no-measure").out)
     assert result["path"] == str(demo_path)
     assert result["file_bytes"] == demo_path.stat().st_size
     assert result["architecture"] == "llama"
@@ -29,37 +40,116 @@ def test_facts_add_up(run: Run, demo_path: Path) -> None:
     assert sum(result["parameters_by_part"].values()) == result["parameters"]
     assert result["eos_token_ids"] == {"0": "<|endoftext|>", "2": "<|im_end|>"}
     assert "tokens" not in result
+    assert result["active_parameters"] == result["parameters"]
+    assert result["parameters_by_part"]["embedding"] == 49152 * 576
+    assert result["parameters_by_part"]["feed_forward"] == 30 * 3 * 576 * 1536
+    memory = result["memory"]
+    assert memory["weights_by_format"]["FP16"]["bytes"] == 2 * 134_515_008 + 2 * 61 * 576, "norms are float32"
+    assert memory["weights"] < memory["weights_by_format"]["int8"]["bytes"]
 
 
 def test_tokens_join_to_the_text(run: Run) -> None:
     text = "Hello 世界 🎉\n<|im_end|>"
-    tokens = json.loads(run("inspect", "--json", "--tokens", text).out)["tokens"]
+    tokens = json.loads(run("inspect", "--no-measure", "--json", "--tokens", text).out)["tokens"]
     assert b"".join(bytes.fromhex(token["bytes"]) for token in tokens).decode() == text
     assert tokens[-1] == {"id": 2, "text": "<|im_end|>", "bytes": b"<|im_end|>".hex(), "special": True}
-    printed = run("inspect", "--tokens", text).out
+    printed = run("inspect", "--no-measure", "--tokens", text).out
     for token in tokens:
         assert f" {token['id']}" in printed
     assert f"{len(tokens)} tokens" in printed
 
 
 def test_template(run: Run, tmp_path: Path) -> None:
-    rendered = json.loads(run("inspect", "--json", "--template").out)["rendered_template"]
+    rendered = json.loads(run("inspect", "--no-measure", "--json", "--template").out)["rendered_template"]
     assert rendered.startswith("<|im_start|>system\n")
     assert rendered.endswith("<|im_start|>assistant\n")
     own = tmp_path / "own.jinja"
     own.write_text("{{ messages[1].content }}|{{ eos_token }}")
-    outcome = run("inspect", "--chat-template", str(own))
+    outcome = run("inspect", "--no-measure", "--chat-template", str(own))
     assert "What is the capital of France?|<|im_end|>" in outcome.out
     own.write_text("{{ oops")
-    outcome = run("inspect", "--chat-template", str(own))
+    outcome = run("inspect", "--no-measure", "--chat-template", str(own))
     assert outcome.code == 1
     assert str(own) in outcome.err
 
 
-def test_a_person_can_read_it(run: Run) -> None:
-    out = run("inspect").out
-    for part in ("134,515,008", "Q4_1", "8,192 tokens", "22.5 KiB a token"):
-        assert part in out
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+
+
+def shown(result: dict[str, Any]) -> str:
+    """What a terminal of 100 columns without colours shows."""
+    file = io.StringIO()
+    show(result, Console(file=file, width=100, color_system=None, highlight=False))
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def test_a_person_sees(demo_checkpoint: Checkpoint) -> None:
+    """The whole page, on a machine of 8 GiB whose rates are round numbers. UPDATE_SNAPSHOTS=1 writes it anew."""
+    config = EngineConfig(threads=2)
+    machine = Machine(2e10, {"int4": 2e11, "int8": 2e11, "bf16": 1e11, "f32": 5e10})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokentrail.cli.inspect.machine.probe", lambda backend: machine)
+        result = facts(demo_checkpoint) | machine_facts(demo_checkpoint, config, measure=True, free=8 << 30)
+    result["path"] = "model.gguf"
+    result["machine"]["isa"] = "avx512"
+    result["tokens"] = split(Tokenizer.from_checkpoint(demo_checkpoint), "我喜欢编程 and\nRust")
+    result["rendered_template"] = "<|im_start|>user\nHello"
+    snapshot = SNAPSHOTS / "inspect.txt"
+    page = shown(result)
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        snapshot.parent.mkdir(exist_ok=True)
+        snapshot.write_text(page, encoding="utf-8")
+    assert page == snapshot.read_text(encoding="utf-8")
+
+
+def test_what_does_not_fit_is_told(demo_checkpoint: Checkpoint) -> None:
+    result = facts(demo_checkpoint) | machine_facts(
+        demo_checkpoint, EngineConfig(), measure=False, free=100 << 20
+    )
+    assert result["machine"]["longest_context"] == 0
+    assert "may be used" in result["machine"]["as_served"]["error"]
+    assert "not: " in shown(result)
+    assert "at best" not in shown(result)
+
+
+def test_the_flags_of_the_engine_count(run: Run) -> None:
+    def machine(*flags: str) -> dict[str, Any]:
+        return json.loads(run("inspect", "--json", "--no-measure", *flags).out)
+
+    plain, small = machine(), machine("--kv-cache-dtype", "int8", "--max-num-batched-tokens", "64")
+    assert plain["memory"]["kv_bytes_per_token"] == plain["kv_bytes_per_token"]["bfloat16"]
+    assert small["memory"]["kv_bytes_per_token"] == small["kv_bytes_per_token"]["int8"]
+    assert small["memory"]["buffers"] < plain["memory"]["buffers"]
+    assert plain["machine"]["at_best"] is None
+    assert machine("--max-model-len", "1024", "-np", "2")["machine"]["as_served"]["kv_cache_tokens"] == 2048
+
+
+def test_rates_are_measured(run: Run) -> None:
+    best = json.loads(run("inspect", "--json", "--threads", "1").out)["machine"]["at_best"]
+    one, many = best["decode"]["1"]["tokens_per_second"], best["decode"]["32"]["tokens_per_second"]
+    assert 1 < one < many
+    assert best["prompt"]["tokens_per_second"] > one
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("embed", "embedding"),
+        ("head", "head"),
+        ("norm", "norms"),
+        ("layers.3.q.bias", "attention"),
+        ("layers.3.q_norm", "norms"),
+        ("layers.3.mlp_post_norm", "norms"),
+        ("layers.3.sinks", "attention"),
+        ("layers.3.down", "feed_forward"),
+        ("layers.3.router_correction", "router"),
+        ("layers.3.experts.7.gate", "experts"),
+        ("layers.3.shared.up", "shared_experts"),
+        ("layers.3.shared_gate", "router"),
+    ],
+)
+def test_parts(name: str, part: str) -> None:
+    assert part_of(name) == part
 
 
 def test_visible() -> None:
@@ -72,7 +162,7 @@ def test_visible() -> None:
 
 
 def test_tokens_of_one_character_stand_together(run: Run) -> None:
-    printed = run("inspect", "--tokens", "我喜欢编程").out
+    printed = run("inspect", "--no-measure", "--tokens", "我喜欢编程").out
     assert "我 = <E6><88> 19805 + <91> 235" in printed
     for char in "喜欢编程":
         assert char in printed

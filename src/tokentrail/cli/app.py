@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokentrail.cli import bench, chat, generate, inspect, serve
+from tokentrail.cli import bench, chat, eval, generate, inspect, serve
 from tokentrail.cli.help import CONTEXT
 from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
@@ -33,6 +33,7 @@ serve.register(app)
 chat.register(app)
 generate.register(app)
 inspect.register(app)
+eval.register(app)
 bench.register(app)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokentrail.checkpoints import Checkpoint, ModelConfig
+from tokentrail.checkpoints import Checkpoint
 from tokentrail.engine.config import EngineConfig
-from tokentrail.models import activation_formats
+from tokentrail.engine.estimate import Estimate, changed, estimate_memory, formats_of, kv_layout
 from tokentrail.ops.backend import Backend, KvLayout
-from tokentrail.ops.native import available_memory
 from tokentrail.protocol import CapacityError, InvalidRequest
 
 GIB = 1 << 30
@@ -16,8 +16,8 @@ DEFAULT_SHARE = 0.25
 """Of the free memory, what the KV cache takes when nobody says: a laptop has other things to do."""
 SHORTEST = 512
 """A context cut to what fits, when nobody asked for its length, has so many tokens at least (or all of the model's)."""
-PROMPT_LOGIT_ROWS = 64
-"""Logit rows there are at least, so that prompt log-probabilities advance in useful chunks."""
+SMALLER_STEP = 128
+"""Tokens of a step that is advised where buffers are what does not fit."""
 
 
 @dataclass(frozen=True)
@@ -48,94 +48,106 @@ def plan_capacity(
     sequence of the asked length, do not fit; `InvalidRequest` when `max_model_len` is above the model's own.
     """
     model = checkpoint.config
-    longest = model.max_position if config.max_model_len is None else config.max_model_len
+    wanted = longest = model.max_position if config.max_model_len is None else config.max_model_len
     if longest < 1 or longest > model.max_position:
         raise InvalidRequest(
             f"--max-model-len must be from 1 to {model.max_position} (the model's context), not {longest}.",
             param="max_model_len",
         )
-    dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-
-    def layout(blocks: int, model: ModelConfig = model) -> KvLayout:
-        return KvLayout(
-            dtype, model.num_layers, blocks, config.block_size, model.num_kv_heads, model.head_dim
-        )
-
-    block_bytes = layout(1).nbytes
-    if draft is not None:
-        block_bytes += layout(1, draft.config).nbytes
-    free = available_memory() if free is None else free
-    logit_rows = min(
-        max(config.max_num_seqs, PROMPT_LOGIT_ROWS), max(config.max_num_batched_tokens, config.max_num_seqs)
-    )
-    fixed = sum(
-        _weight_bytes(one, backend, config) + _activation_bytes(one, config, logit_rows)
-        for one in (checkpoint, draft)
-        if one is not None
-    )
-    budget = int(free * config.memory_utilization) - fixed
-    wanted = longest
-    one_sequence = -(-longest // config.block_size)
+    estimate = estimate_memory(checkpoint, backend, config, draft=draft, free=free)
+    one_sequence = estimate.blocks_of(longest)
     all_sequences = one_sequence * config.max_num_seqs
 
     if config.kv_cache_memory is not None:
-        blocks = min(config.kv_cache_memory // block_bytes, all_sequences)
-        if blocks * block_bytes > free - fixed:
+        blocks = min(config.kv_cache_memory // estimate.block_bytes, all_sequences)
+        if blocks * estimate.block_bytes > estimate.free - estimate.fixed:
             raise CapacityError(
                 f"{checkpoint.path}: --kv-cache-memory {_size(config.kv_cache_memory)} does not fit beside "
-                f"{_size(fixed)} of weights and activations: {_size(free)} of memory is free. "
+                f"{_parts(estimate)}: {_size(estimate.free)} of memory is free. "
                 "Ask for less, or use a smaller or more quantized model."
             )
     else:
-        share = max(int(free * DEFAULT_SHARE) // block_bytes, one_sequence)
-        blocks = min(share, all_sequences, max(budget, 0) // block_bytes)
+        share = max(int(estimate.free * DEFAULT_SHARE) // estimate.block_bytes, one_sequence)
+        blocks = min(share, all_sequences, estimate.blocks)
 
     if blocks < one_sequence:
         fits = blocks * config.block_size
         if config.max_model_len is not None or fits < min(longest, SHORTEST):
-            cache = one_sequence * block_bytes
+            problem = _shortage(config, estimate, longest)
+            text = ", ".join(_remedies(checkpoint, backend, config, draft, estimate, longest, fits))
             raise CapacityError(
-                f"{checkpoint.path}: a context of {longest} tokens {_shortage(config, free, fixed, cache, fits)}"
+                f"{checkpoint.path}: a context of {longest} tokens {problem}. {text[0].upper()}{text[1:]}."
             )
         longest = fits
-    draft_kv = None if draft is None else layout(blocks, draft.config)
-    return Capacity(layout(blocks), draft_kv, longest, wanted, logit_rows)
+    return Capacity(
+        kv_layout(model, config, blocks),
+        None if draft is None else kv_layout(draft.config, config, blocks),
+        longest,
+        wanted,
+        estimate.limits.logit_rows,
+    )
 
 
-def _shortage(config: EngineConfig, free: int, fixed: int, cache: int, fits: int) -> str:
-    """What is needed, what there is, and the flags that help: with the cache's size given, or sized from `free`."""
+def _parts(estimate: Estimate) -> str:
+    return f"{_size(estimate.weights)} of weights and {_size(estimate.buffers)} of buffers"
+
+
+def _shortage(config: EngineConfig, estimate: Estimate, context: int) -> str:
+    """What is needed and what there is: with the cache's size given, or sized from the free memory."""
+    cache = estimate.cache_bytes(context)
     if config.kv_cache_memory is not None:
-        problem = f"needs {_size(cache)} of KV cache, --kv-cache-memory gives {_size(config.kv_cache_memory)}"
-        more = ["give more with --kv-cache-memory"]
-    else:
-        share = config.memory_utilization
-        problem = (
-            f"needs {_size(fixed + cache)} ({_size(fixed)} weights and activations + {_size(cache)} KV cache), but "
-            f"{_size(int(free * share))} may be used: {share:g} of {_size(free)} free memory"
+        given = _size(config.kv_cache_memory)
+        return f"needs {_size(cache)} of KV cache, --kv-cache-memory gives {given}"
+    return (
+        f"needs {_size(estimate.fixed + cache)} ({_size(estimate.weights)} weights + {_size(estimate.buffers)} "
+        f"buffers + {_size(cache)} KV cache), but {_size(estimate.usable)} may be used: {estimate.share:g} of "
+        f"{_size(estimate.free)} free memory"
+    )
+
+
+def _remedies(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    config: EngineConfig,
+    draft: Checkpoint | None,
+    estimate: Estimate,
+    context: int,
+    fits: int,
+) -> Iterator[str]:
+    """What would make the context fit, each by itself, as far as it would; `fits` tokens do as it is."""
+    if fits:
+        yield f"shorten it with --max-model-len {fits}"
+    given = config.kv_cache_memory
+
+    def helps(**fields: object) -> bool:
+        other = estimate_memory(
+            checkpoint, backend, changed(config, **fields), draft=draft, free=estimate.free
         )
-        more = ["use more of it with --gpu-memory-utilization", "lower --max-num-batched-tokens"]
-    remedies = [f"shorten it with --max-model-len {fits}"] if fits else []
-    text = ", ".join([*remedies, *more, "or use a smaller or more quantized model"])
-    return f"{problem}. {text[0].upper()}{text[1:]}."
+        cache = other.cache_bytes(context)
+        return cache <= given if given is not None else other.fixed + cache <= other.usable
 
-
-def _weight_bytes(checkpoint: Checkpoint, backend: Backend, config: EngineConfig) -> int:
-    formats = activation_formats(checkpoint, backend, config.activation_dtype)
-    matrices = sum(
-        backend.packed_bytes(format, *checkpoint.tensors[name].shape) for name, format in formats.items()
-    )
-    vectors = sum(4 * t.shape[0] for t in checkpoint.tensors.values() if len(t.shape) == 1)
-    return matrices + vectors
-
-
-def _activation_bytes(checkpoint: Checkpoint, config: EngineConfig, logit_rows: int) -> int:
-    """Buffers of a step: a bound, not an account (they are reused between layers)."""
-    model = checkpoint.config
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 5 * (4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size)
-    return config.max_num_batched_tokens * per_token + logit_rows * 4 * (
-        model.vocab_size + 2 * model.hidden_size
-    )
+    if estimate.models[0].kv.dtype != "int8" and helps(kv_cache_dtype="int8"):
+        yield "keep keys and values in 8 bits with --kv-cache-dtype int8"
+    if given is not None:
+        yield "give more with --kv-cache-memory"
+    else:
+        fewer, smaller = {"max_num_seqs": 1}, {"max_num_batched_tokens": SMALLER_STEP}
+        if config.max_num_seqs > 1 and helps(**fewer):
+            yield "run fewer sequences with --max-num-seqs"
+        if config.max_num_batched_tokens > SMALLER_STEP and helps(**smaller):
+            yield f"compute smaller steps with --max-num-batched-tokens {SMALLER_STEP}"
+        if estimate.share < 1 and estimate.fixed + estimate.cache_bytes(context) <= estimate.free:
+            yield "use more of the free memory with --gpu-memory-utilization"
+        others = sum(model.weights for model in estimate.models[1:])
+        rest = estimate.buffers + estimate.cache_bytes(context) + others
+        for name, format, weights in formats_of(checkpoint, backend):
+            if weights < estimate.models[0].weights and weights + rest <= estimate.usable:
+                label = name if name == format else f"{name} ({format})"
+                yield f"use the model in {label}, whose weights take {_size(weights)}"
+                break
+        if draft is not None:
+            yield "leave out --speculative-model"
+    yield "or use a smaller or more quantized model"
 
 
 def _size(nbytes: int) -> str:

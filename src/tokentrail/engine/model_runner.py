@@ -30,8 +30,8 @@ class ModelRunner:
         _check(config)
         checkpoint = open_checkpoint(config.model or demo_model_path())
         _check_model(checkpoint)
-        draft = _open_draft(config, checkpoint)
-        backend = _backend(config)
+        draft = open_draft(config, checkpoint)
+        backend = open_backend(config)
         plan = plan_capacity(checkpoint, backend, config, draft=draft)
         total = checkpoint.nbytes + (0 if draft is None else draft.nbytes)
         part = _part_of(progress, 0, total)
@@ -143,7 +143,7 @@ def _execute(executable: Executable, batch: Batch) -> SampledRows:
     )
 
 
-def _open_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+def open_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
     """The draft model that the configuration names, if it names one: it must split texts as the model does."""
     if config.speculative_model is None or is_ngram(config.speculative_model):
         return None
@@ -190,7 +190,7 @@ def _check(config: EngineConfig) -> None:
         )
 
 
-def _backend(config: EngineConfig) -> NativeBackend:
+def open_backend(config: EngineConfig) -> NativeBackend:
     try:
         return NativeBackend(config.threads)
     except ValueError as error:  # the number of threads, or TOKENTRAIL_ISA

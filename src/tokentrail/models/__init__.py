@@ -4,6 +4,6 @@
 `loader.py` alone knows both how checkpoints store weights and which layouts the ops want.
 """
 
-from tokentrail.models.loader import LoadedModel, activation_formats, load_model
+from tokentrail.models.loader import LoadedModel, activation_formats, describe_model, load_model
 
-__all__ = ["LoadedModel", "activation_formats", "load_model"]
+__all__ = ["LoadedModel", "activation_formats", "describe_model", "load_model"]

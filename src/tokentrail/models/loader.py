@@ -70,13 +70,21 @@ def load_model(
     `context` is the longest that will be served, by which some kinds of RoPE are chosen; None: the model's own.
     Raises `ModelFileError` when the architecture is not known, or a tensor is missing.
     """
-    forward = FAMILIES.get(checkpoint.config.architecture)
-    if forward is None:
-        known = ", ".join(sorted(FAMILIES))
-        raise ModelFileError(
-            f"{checkpoint.path}: architecture {checkpoint.config.architecture!r} is not supported; known: {known}"
-        )
     source = _Source(checkpoint, backend, activation_dtype, progress)
+    return _record(checkpoint, backend, source, context)
+
+
+def describe_model(
+    checkpoint: Checkpoint, backend: Backend, *, activation_dtype: str = "auto", context: int | None = None
+) -> LoadedModel:
+    """The model as `load_model` would load it, from shapes alone: its program holds a `MatrixShape` for each matrix,
+    and zeros for each vector. No tensor is read but the rotary factors.
+    """
+    return _record(checkpoint, backend, _Shapes(checkpoint, backend, activation_dtype, None), context)
+
+
+def _record(checkpoint: Checkpoint, backend: Backend, source: _Source, context: int | None) -> LoadedModel:
+    forward = _forward_of(checkpoint)
     rope = _rope(checkpoint, backend, checkpoint.config.max_position if context is None else context)
     recorder = Recorder()
     weights = Weights(source.matrix, source.vector, source.bias, source.columns)
@@ -85,6 +93,16 @@ def load_model(
         int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name not in ROPE_TENSORS
     )
     return LoadedModel(checkpoint.config, recorder.finish(logits), source.nbytes, parameters, rope)
+
+
+def _forward_of(checkpoint: Checkpoint) -> Forward:
+    forward = FAMILIES.get(checkpoint.config.architecture)
+    if forward is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelFileError(
+            f"{checkpoint.path}: architecture {checkpoint.config.architecture!r} is not supported; known: {known}"
+        )
+    return forward
 
 
 def _rope(checkpoint: Checkpoint, backend: Backend, context: int) -> RopeAngles:
@@ -174,3 +192,19 @@ class _Source:
         self._done += tensor.nbytes
         if self._progress:
             self._progress(min(self._done, self._total), self._total)
+
+
+class _Shapes(_Source):
+    """Names the same tensors, and packs none of them."""
+
+    def matrix(self, name: str) -> Any:
+        if name not in self._matrices:
+            shape = self._backend.matrix_shape(self._formats[name], *self._tensor(name).shape)
+            self._matrices[name] = shape
+            self.nbytes += shape.nbytes
+        return self._matrices[name]
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        vector = np.zeros(self._tensor(name).shape, np.float32)
+        self.nbytes += vector.nbytes
+        return vector

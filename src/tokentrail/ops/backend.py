@@ -50,6 +50,19 @@ class Limits:
     logit_rows: int
 
 
+@dataclass(frozen=True)
+class MatrixShape:
+    """A weight matrix [n, k] as it would be packed: what a plan needs of one, without its values."""
+
+    n: int
+    k: int
+    nbytes: int
+    integer: bool
+    """Whether products with it take int8 activations."""
+    layout: str
+    """The backend's name for how it is packed."""
+
+
 class Executable(Protocol):
     """A program ready to run: buffers allocated, weights bound."""
 
@@ -87,6 +100,14 @@ class Backend(Protocol):
         ...
 
     def packed_bytes(self, format: str, n: int, k: int) -> int: ...
+
+    def matrix_shape(self, format: str, n: int, k: int) -> MatrixShape:
+        """What `matrix` would give, without the values."""
+        ...
+
+    def buffer_bytes(self, program: Program, kv: KvLayout, limits: Limits, vocab: int) -> int:
+        """Bytes that `compile` would take for activations and scratch. The program's matrices may be `MatrixShape`s."""
+        ...
 
     def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]: ...
 

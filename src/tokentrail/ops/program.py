@@ -8,6 +8,7 @@ be used as numbers or conditions, and a forward pass cannot depend on them by ac
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, Protocol
 
 
@@ -109,7 +110,11 @@ class Program:
         """Index of the last call that reads `value`; the logits live to the end."""
         if value == self.logits:
             return len(self.calls)
-        return max((i for i, call in enumerate(self.calls) if value in call.inputs), default=-1)
+        return self._last_uses.get(value, -1)
+
+    @cached_property
+    def _last_uses(self) -> dict[int, int]:
+        return {value: index for index, call in enumerate(self.calls) for value in call.inputs}
 
     def outlier_limit(self, value: int) -> float:
         """What a group's squared int8 step comes to, in row means, where it has outliers.

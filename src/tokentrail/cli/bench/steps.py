@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokentrail.cli.bench.report import FIRST_RANDOM_ID
-from tokentrail.ops.native.machine import Machine, peak_of_layout
+from tokentrail.ops.native.machine import PEAK_OF_KV, Machine, peak_of_layout
 
 if TYPE_CHECKING:
     from tokentrail.checkpoints import Checkpoint
     from tokentrail.engine.batch import Batch, SamplingRows
     from tokentrail.engine.model_runner import ModelRunner
-
-PEAK_OF_KV = {"bfloat16": "bf16", "float32": "f32", "int8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,7 @@ class Work:
 
     def least(self, machine: Machine) -> tuple[float, str]:
         """Seconds that the machine needs for it at best, and what sets them: "memory" or a kind of product."""
-        memory = self.nbytes / machine.bandwidth
-        compute = sum(macs / machine.macs[peak] for peak, macs in self.macs.items())
-        if memory >= compute:
-            return memory, "memory"
-        return compute, max(self.macs, key=lambda peak: self.macs[peak] / machine.macs[peak])
+        return machine.least(self.nbytes, self.macs)
 
 
 @dataclass

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.backend import F32, I32, KvLayout, Limits
+from tokentrail.ops.backend import F32, I32, KvLayout, Limits, MatrixShape
 from tokentrail.ops.native import _native
 from tokentrail.ops.native.resources import default_threads
 from tokentrail.ops.program import Call, Program
@@ -54,6 +55,17 @@ class NativeBackend:
 
     def packed_bytes(self, format: str, n: int, k: int) -> int:
         return int(_native.packed_bytes(format, n, k))
+
+    def matrix_shape(self, format: str, n: int, k: int) -> MatrixShape:
+        nbytes = self.packed_bytes(format, n, k)
+        return MatrixShape(n, k, nbytes, self.is_integer(format), _native.layout_name(format))
+
+    def buffer_bytes(self, program: Program, kv: KvLayout, limits: Limits, vocab: int) -> int:
+        measured = _Buffers(limits, self.threads)
+        _Lowering(measured, program, kv).run()
+        heads = max((call.params["heads"] for call in program.calls if call.kernel == "attention"), default=0)
+        scratch = _native.thread_bytes(heads // kv.heads, kv.head_dim, vocab)
+        return measured.nbytes + self.threads * scratch
 
     def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]:
         return tuple(_native.rope_frequencies(dim, theta))
@@ -132,6 +144,41 @@ class NativeExecutable:
 
 IN_PLACE = frozenset({"rms_norm", "softcap", "sigmoid_mul", "add"})
 """Kernels that may write over an input: a row's values are read before their places are written."""
+
+
+class _Buffers:
+    """Stands in for a native program while one is planned: adds up the buffers, and ignores all other calls."""
+
+    def __init__(self, limits: Limits, threads: int) -> None:
+        self._limits, self._threads = limits, threads
+        self._dims: list[int] = []
+        self._experts: set[tuple[int, ...]] = set()
+        self.nbytes = 0
+
+    def buffer(self, logits: bool, dim: int, quantized: bool, outlier_limit: float) -> int:
+        rows = self._limits.logit_rows if logits else self._limits.tokens
+        self.nbytes += int(_native.buffer_bytes(rows, dim, quantized))
+        self._dims.append(dim)
+        return len(self._dims) - 1
+
+    def experts(
+        self, x: int, weights: int, layers: list[tuple[Any, ...]], activation: str, chosen: int, out: int
+    ) -> None:
+        """Layers of one shape share their hidden values and scratch."""
+        first = [layer[at] for layer in layers for at in (0, 2)]
+        integers, floats = any(m.integer for m in first), any(not m.integer for m in first)
+        quantized = any(layer[4].integer for layer in layers)
+        dim, hidden = self._dims[x], int(layers[0][0].n)
+        shape = (len(layers), chosen, dim, hidden, integers, floats, quantized)
+        if shape not in self._experts:
+            self._experts.add(shape)
+            rows = self._limits.tokens
+            self.nbytes += int(_native.buffer_bytes(rows * chosen, hidden, quantized))
+            scratch = _native.experts_thread_bytes(len(layers), rows, chosen, dim, integers, floats)
+            self.nbytes += self._threads * int(scratch)
+
+    def __getattr__(self, op: str) -> Callable[..., None]:
+        return lambda *arguments: None
 
 
 class _Lowering:

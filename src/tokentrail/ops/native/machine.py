@@ -25,6 +25,7 @@ PEAK_OF_LAYOUT = {
     "F16": "f32",
     "F32": "f32",
 }
+PEAK_OF_KV = {"bfloat16": "bf16", "float32": "f32", "int8": "int8"}
 
 
 def peak_of_layout(layout: str) -> str:
@@ -40,6 +41,16 @@ class Machine:
     """Bytes read a second."""
     macs: dict[str, float]
     """Multiply–accumulates a second, by the kind of product (see `PEAKS`)."""
+
+    def least(self, nbytes: float, macs: dict[str, float]) -> tuple[float, str]:
+        """Seconds that reading so many bytes and so many multiply–accumulates take at best, and what sets them:
+        "memory" or a kind of product.
+        """
+        memory = nbytes / self.bandwidth
+        compute = {peak: count / self.macs[peak] for peak, count in macs.items()}
+        if memory >= sum(compute.values()):
+            return memory, "memory"
+        return sum(compute.values()), max(compute, key=lambda peak: compute[peak])
 
 
 class MachineProbe:

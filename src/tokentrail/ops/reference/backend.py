@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits
+from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits, MatrixShape
 from tokentrail.ops.program import OUTLIERS, Call, Linear, Program
 from tokentrail.ops.reference.sampling import sample_row
 
@@ -63,6 +63,13 @@ class ReferenceBackend:
 
     def packed_bytes(self, format: str, n: int, k: int) -> int:
         return n * k * 8
+
+    def matrix_shape(self, format: str, n: int, k: int) -> MatrixShape:
+        return MatrixShape(n, k, self.packed_bytes(format, n, k), self.is_integer(format), "f64")
+
+    def buffer_bytes(self, program: Program, kv: KvLayout, limits: Limits, vocab: int) -> int:
+        rows = {"tokens": limits.tokens, "logits": limits.logit_rows}
+        return sum(8 * rows[value.rows] * value.dim for value in program.values)
 
     def rope_frequencies(self, dim: int, theta: float) -> tuple[float, ...]:
         return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))

@@ -1,0 +1,64 @@
+"""The command: collects what was asked for, and shows it to a person or as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tokentrail.cli.help import Command
+from tokentrail.cli.options import EngineOptions, takes_options
+from tokentrail.cli.terminal import print_json, typed
+
+
+@takes_options
+def inspect(
+    *,
+    model_file: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="What to look at; the same as --model.", show_default=False),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="TEXT", help="Show how TEXT is split into tokens.")
+    ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Show what the chat template makes of a short conversation.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure memory and cores for two seconds, to tell how fast the model could be here.",
+        ),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    engine: EngineOptions,
+) -> None:
+    """Show what is in a model, what it takes with these flags, and how fast it could be here."""
+    from tokentrail.checkpoints import demo_model_path, open_checkpoint
+    from tokentrail.cli.inspect.facts import facts
+    from tokentrail.cli.inspect.machine import machine_facts
+
+    config = engine.engine_config(model_file)
+    checkpoint = open_checkpoint(config.model or demo_model_path())
+    result = facts(checkpoint)
+    result |= machine_facts(checkpoint, config, measure=measure)
+    if tokens is not None:
+        from tokentrail.cli.inspect.tokens import split
+        from tokentrail.text import Tokenizer
+
+        result["tokens"] = split(Tokenizer.from_checkpoint(checkpoint), typed(tokens, "--tokens"))
+    if template or engine.chat_template is not None:
+        from tokentrail.cli.inspect.template import rendered
+
+        result["rendered_template"] = rendered(checkpoint, engine.chat_template)
+    if as_json:
+        print_json(result)
+    else:
+        from tokentrail.cli.inspect.show import show
+
+        show(result)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=Command)(inspect)
