@@ -21,29 +21,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from llama_cpp import find_programs
 
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
-from tokentrail.models import load_model
-from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
-from tokentrail.ops.native import NativeBackend
+from tokentrail.engine import EngineConfig
+from tokentrail.engine.model_runner import ModelRunner
+from tokentrail.engine.perplexity import Perplexity, measure, windows
+from tokentrail.ops.backend import KV_DTYPES
 from tokentrail.text import Tokenizer
-
-BLOCK = 16
-
-
-@dataclass(frozen=True)
-class Perplexity:
-    """exp of the mean negative log-probability of `tokens` tokens; `error` is its standard error."""
-
-    value: float
-    error: float
-    tokens: int
 
 
 def python_reference() -> str:
@@ -57,42 +44,17 @@ def encode(checkpoint: Checkpoint, text: str) -> list[int]:
     return Tokenizer.from_checkpoint(checkpoint).encode(text, parse_special=False)
 
 
-def windows(ids: list[int], context: int, *, bos: int | None) -> Iterator[list[int]]:
-    """Whole windows of `context` tokens; a model that begins with a token of its own has it first in each."""
-    for start in range(0, len(ids) - context + 1, context):
-        window = ids[start : start + context]
-        yield window if bos is None else [bos, *window[1:]]
-
-
-def measure(executable: Executable, ids: list[int], context: int, *, bos: int | None = None) -> Perplexity:
-    """Of the second half of every window; `executable` takes `context` tokens and `context` logit rows at once."""
-    first = context // 2
-    rows = np.arange(first, context - 1, dtype=np.int32)
-    table = np.arange(-(-context // BLOCK), dtype=np.int32)[None]
-    losses = []
-    for window in windows(ids, context, bos=bos):
-        logits = executable.forward(
-            np.array(window, np.int32),
-            np.arange(context, dtype=np.int32),
-            np.array([0, context], np.int32),
-            table,
-            rows,
-        ).astype(np.float64)
-        top = logits.max(-1)
-        total = top + np.log(np.exp(logits - top[:, None]).sum(-1))
-        losses.append(total - logits[np.arange(len(rows)), window[first + 1 :]])
-    every = np.concatenate(losses)
-    value = float(np.exp(every.mean()))
-    return Perplexity(value, value * float(every.std(ddof=1)) / math.sqrt(len(every)), len(every))
-
-
-def compiled(checkpoint: Checkpoint, backend: NativeBackend, kv_dtype: str, context: int) -> Executable:
-    """The checkpoint's model for one sequence of `context` tokens."""
-    config = checkpoint.config
-    blocks = -(-context // BLOCK)
-    kv = KvLayout(kv_dtype, config.num_layers, blocks, BLOCK, config.num_kv_heads, config.head_dim)
-    model = load_model(checkpoint, backend)
-    return backend.compile(model.program, kv, Limits(context, 1, context), config.vocab_size)
+def runner(model: Path, kv_dtype: str, context: int, threads: int | None = None) -> ModelRunner:
+    """The model for one window at a time."""
+    return ModelRunner(
+        EngineConfig(
+            model=str(model),
+            kv_cache_dtype=kv_dtype,
+            max_model_len=context,
+            max_num_seqs=256,
+            threads=threads,
+        )
+    )
 
 
 def llama_perplexity(
@@ -120,7 +82,8 @@ def llama_perplexity(
     found = re.search(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)", result.stdout + result.stderr)
     if result.returncode or not found:
         sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
-    return Perplexity(float(found[1]), float(found[2]), chunks * (context - 1 - context // 2))
+    value, error = float(found[1]), float(found[2])
+    return Perplexity(value, error, chunks * (context - 1 - context // 2), math.log(value))
 
 
 def arguments() -> argparse.Namespace:
@@ -165,9 +128,9 @@ def main() -> None:
     for cache, result in theirs.items():
         show("llama.cpp", cache, result, standard)
     ours = {}
-    backend = NativeBackend(args.threads)
+    cut = windows(ids, args.context, bos=bos)
     for dtype in args.kv_cache_dtype:
-        ours[dtype] = measure(compiled(checkpoint, backend, dtype, args.context), ids, args.context, bos=bos)
+        ours[dtype] = measure(runner(path, dtype, args.context, args.threads), cut)
         show("Tokentrail", dtype, ours[dtype], standard)
     if args.json:
         results = {
