@@ -89,10 +89,12 @@ def test_a_person_sees(demo_checkpoint: Checkpoint) -> None:
     machine = Machine(2e10, {"int4": 2e11, "int8": 2e11, "bf16": 1e11, "f32": 5e10})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokentrail.cli.inspect.machine.probe", lambda backend: machine)
-        result = facts(demo_checkpoint) | machine_facts(demo_checkpoint, config, measure=True, free=8 << 30)
+        tokenizer = Tokenizer.from_checkpoint(demo_checkpoint)
+        result = facts(demo_checkpoint, tokenizer)
+        result |= machine_facts(demo_checkpoint, config, measure=True, free=8 << 30)
     result["path"] = "model.gguf"
     result["machine"]["isa"] = "avx512"
-    result["tokens"] = split(Tokenizer.from_checkpoint(demo_checkpoint), "我喜欢编程 and\nRust")
+    result["tokens"] = split(tokenizer, "我喜欢编程 and\nRust")
     result["rendered_template"] = "<|im_start|>user\nHello"
     snapshot = SNAPSHOTS / "inspect.txt"
     page = shown(result)

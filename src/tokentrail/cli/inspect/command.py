@@ -9,6 +9,13 @@ import typer
 from tokentrail.cli.help import Command
 from tokentrail.cli.options import EngineOptions, takes_options
 from tokentrail.cli.terminal import print_json, typed
+from tokentrail.protocol.errors import TokentrailError
+
+SAMPLE = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+"""The conversation that shows a template: every role that templates commonly know, once."""
 
 
 @takes_options
@@ -35,23 +42,29 @@ def inspect(
     engine: EngineOptions,
 ) -> None:
     """Show what is in a model, what it takes with these flags, and how fast it could be here."""
+    from tokentrail.answer.parts import load_text_parts
     from tokentrail.checkpoints import demo_model_path, open_checkpoint
     from tokentrail.cli.inspect.facts import facts
     from tokentrail.cli.inspect.machine import machine_facts
+    from tokentrail.cli.inspect.tokens import split
 
     config = engine.engine_config(model_file)
     checkpoint = open_checkpoint(config.model or demo_model_path())
-    result = facts(checkpoint)
+    parts = None
+    try:
+        parts = load_text_parts(
+            config.model, None if engine.chat_template is None else str(engine.chat_template)
+        )
+    except TokentrailError:
+        # The rest can be told of a model whose text nobody can read here.
+        if tokens is not None or template or engine.chat_template is not None:
+            raise
+    result = facts(checkpoint, None if parts is None else parts.tokenizer)
     result |= machine_facts(checkpoint, config, measure=measure)
-    if tokens is not None:
-        from tokentrail.cli.inspect.tokens import split
-        from tokentrail.text import Tokenizer
-
-        result["tokens"] = split(Tokenizer.from_checkpoint(checkpoint), typed(tokens, "--tokens"))
-    if template or engine.chat_template is not None:
-        from tokentrail.cli.inspect.template import rendered
-
-        result["rendered_template"] = rendered(checkpoint, engine.chat_template)
+    if parts is not None and tokens is not None:
+        result["tokens"] = split(parts.tokenizer, typed(tokens, "--tokens"))
+    if parts is not None and (template or engine.chat_template is not None):
+        result["rendered_template"] = parts.template.render(SAMPLE, add_generation_prompt=True)
     if as_json:
         print_json(result)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokentrail.checkpoints import Checkpoint, ModelConfig
+    from tokentrail.text import Tokenizer
 
 PARTS = ("embedding", "attention", "feed_forward", "experts", "shared_experts", "router", "norms", "head")
 _ATTENTION = frozenset({"q", "k", "v", "o", "sinks"})
@@ -15,8 +16,8 @@ _NO_PARAMETERS = frozenset({"rope_freqs"})
 """Tensors that hold constants, not what was learned."""
 
 
-def facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the file says, as `--json` prints it. Sizes in bytes."""
+def facts(checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """What the file says, as `--json` prints it. Sizes in bytes. Without its `tokenizer`, tokens have no texts."""
     from tokentrail.ops.backend import KV_DTYPES, KvLayout
 
     config = checkpoint.config
@@ -61,8 +62,10 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "windowed_layers": sum(config.window(layer) > 0 for layer in range(config.num_layers)),
         "kv_bytes_per_token": {dtype: layout.bytes_per_token for dtype, layout in kv.items()},
         "tokenizer": {"kind": source.kind, "pre": source.pre},
-        "bos_token_id": source.bos_token_id,
-        "eos_token_ids": {str(id): source.tokens[id] for id in checkpoint.eos_token_ids},
+        "bos_token_id": source.bos_token_id if tokenizer is None else tokenizer.bos_token_id,
+        "eos_token_ids": {
+            str(id): "" if tokenizer is None else tokenizer.id_to_token(id) for id in checkpoint.eos_token_ids
+        },
         "has_chat_template": checkpoint.chat_template is not None,
     }
 

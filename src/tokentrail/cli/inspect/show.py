@@ -69,7 +69,7 @@ def _model_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         attention += f", window {window:,} in {result['windowed_layers']} layers"
     rope = result["rope"]
     scaling = "" if rope["scaling"] == "none" else f", {rope['scaling']} scaling"
-    ends = ", ".join(f"{text} ({id})" for id, text in result["eos_token_ids"].items())
+    ends = ", ".join(f"{text} ({id})" if text else id for id, text in result["eos_token_ids"].items())
     kind, pre = result["tokenizer"]["kind"], result["tokenizer"]["pre"]
     widths = f"hidden {result['hidden_size']:,}, feed-forward {result['intermediate_size']:,}"
     if result["experts"]:
