@@ -6,13 +6,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokentrail.checkpoints.layout import ROPE_TENSORS
+
 if TYPE_CHECKING:
     from tokentrail.checkpoints import Checkpoint, ModelConfig
     from tokentrail.text import Tokenizer
 
 PARTS = ("embedding", "attention", "feed_forward", "experts", "shared_experts", "router", "norms", "head")
 _ATTENTION = frozenset({"q", "k", "v", "o", "sinks"})
-_NO_PARAMETERS = frozenset({"rope_freqs"})
+_NO_PARAMETERS = frozenset(ROPE_TENSORS)
 """Tensors that hold constants, not what was learned."""
 
 
