@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tokentrail.ops.backend import KvLayout
-from tokentrail.ops.native.machine import PEAK_OF_KV, PEAK_OF_LAYOUT
+from tokentrail.ops.native.machine import PEAK_OF_KV, peak_of_layout
 from tokentrail.ops.program import Call, Linear, Program
 
 
@@ -54,7 +54,7 @@ def step_work(program: Program, kv: KvLayout, *, sequences: int, tokens: int, co
 def _add_product(work: StepWork, layer: Linear, rows: float, read: float = 1.0) -> None:
     weight = layer.weight
     work.nbytes += weight.nbytes * read
-    work.multiply(PEAK_OF_LAYOUT[weight.layout], rows * weight.n * weight.k)
+    work.multiply(peak_of_layout(weight.layout), rows * weight.n * weight.k)
 
 
 def _add_attention(

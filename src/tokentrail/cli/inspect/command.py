@@ -52,9 +52,7 @@ def inspect(
     checkpoint = open_checkpoint(config.model or demo_model_path())
     parts = None
     try:
-        parts = load_text_parts(
-            config.model, None if engine.chat_template is None else str(engine.chat_template)
-        )
+        parts = load_text_parts(config.model, engine.chat_template)
     except TokentrailError:
         # The rest can be told of a model whose text nobody can read here.
         if tokens is not None or template or engine.chat_template is not None:
