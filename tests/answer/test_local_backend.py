@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +30,9 @@ from tokentrail.protocol import (
     ContextLengthExceeded,
     EngineDead,
     InvalidRequest,
+    ModelFileError,
     Overloaded,
+    SamplingDefaults,
     SamplingParams,
     TokentrailError,
 )
@@ -69,6 +73,33 @@ def ask(*prompts: Prompt | str, echo: bool = False, **sampling: Any) -> AnswerRe
 async def answer(backend: LocalBackend, request: AnswerRequest) -> tuple[list[Choice], LocalAnswer]:
     opened = await backend.open(request)
     return await collect(opened), opened
+
+
+async def test_the_makers_recommendations_hold_where_nobody_says(parts: TextParts, ids: list[int]) -> None:
+    recommended = SamplingDefaults(temperature=0.25, top_k=20, repetition_penalty=1.05, max_tokens=2)
+    back, engine = backend(replace(parts, defaults=recommended), [*ids, EOS])
+    request = ask(top_k=7)
+    request.unset = ["temperature", "repetition_penalty", "max_tokens"]
+    (choice,), _ = await answer(back, request)
+    asked = engine.requests[-1].sampling
+    assert (asked.temperature, asked.top_k, asked.repetition_penalty) == (0.25, 7, 1.05)
+    assert len(choice.token_ids) == 2
+    request = ask()
+    request.unset, request.default_max_tokens = ["max_tokens"], 3  # the route's own limit goes before
+    (choice,), _ = await answer(back, request)
+    assert engine.requests[-1].sampling.temperature == 1.0
+    assert len(choice.token_ids) == 3
+
+
+@pytest.mark.parametrize("choice", ["auto", "vllm", "folder", "file"])
+def test_where_recommendations_come_from(tmp_path: Path, choice: str) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"top_k": 5}')
+    given = {"folder": str(tmp_path), "file": str(file)}.get(choice, choice)
+    defaults = load_text_parts(None, generation_config=given).defaults
+    assert defaults == (SamplingDefaults(top_k=5) if choice in ("folder", "file") else SamplingDefaults())
+    with pytest.raises(ModelFileError, match="--generation-config nowhere: is not auto"):
+        load_text_parts(None, generation_config="nowhere")
 
 
 async def test_tokens_become_the_text_and_are_counted(parts: TextParts, ids: list[int]) -> None:

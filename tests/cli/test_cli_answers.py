@@ -304,6 +304,14 @@ def test_chat_with_an_engine_of_its_own() -> None:
     assert abs(float(shown) - float(drawn)) <= 0.51
 
 
+def test_what_is_not_said_is_left_to_the_server(run: Run, server: FakeServer) -> None:
+    sampled = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    assert run("generate", "Hello", "--url", server.url).code == 0
+    assert not sampled & server.asked[-1][1].keys()
+    assert run("generate", "Hello", "--url", server.url, "--temperature", "0.5", "--top-k", "3").code == 0
+    assert {k: v for k, v in server.asked[-1][1].items() if k in sampled} == {"temperature": 0.5, "top_k": 3}
+
+
 def test_chat_with_a_server(server: FakeServer) -> None:
     source = RemoteSource(server.url, None, None)
     reply = Reply()

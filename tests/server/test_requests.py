@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scripted_server import ScriptedServer
 
 from tokentrail.answer import AnswerRequest
 from tokentrail.answer.admission import Desk
 from tokentrail.answer.parts import TextParts
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
-from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.protocol import InvalidRequest, SamplingDefaults, SamplingParams
 from tokentrail.server.openai.chat import ChatDialect
 from tokentrail.server.openai.completions import CompletionDialect
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest, parse
@@ -139,3 +141,32 @@ def test_only_the_first_of_many_mistakes_is_collected(fields: dict[str, Any]) ->
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(body))
     assert caught.value.error_count() <= 4  # one for each type that a field may have
+
+
+def test_recommendations_fill_what_a_request_does_not_say(text_parts: TextParts) -> None:
+    """As vLLM does with a model's generation_config.json: null, too, is not said; what is said wins."""
+    recommended = SamplingDefaults(
+        temperature=0.5, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.05, max_tokens=3
+    )
+    server = ScriptedServer(replace(text_parts, defaults=recommended), {}, {}, True)
+    try:
+
+        def asked() -> SamplingParams:
+            return server.engine.requests[-1].sampling
+
+        assert server.chat().status_code == 200
+        assert asked().replace(seed=None) == SamplingParams(
+            temperature=0.5, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.05, max_tokens=3
+        )
+        said = {"temperature": 0, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1.0}
+        assert server.chat(**said, max_completion_tokens=7).status_code == 200
+        assert asked().replace(seed=None) == SamplingParams(temperature=0.0, max_tokens=7)
+        assert server.chat(temperature=None, top_k=4).status_code == 200
+        assert (asked().temperature, asked().top_k) == (0.5, 4)
+        assert server.complete().status_code == 200
+        assert (asked().temperature, asked().max_tokens) == (0.5, 100)
+        # A completion without max_tokens has 16, as OpenAI says.
+        assert server.complete(max_tokens=None).status_code == 200
+        assert asked().max_tokens == 16
+    finally:
+        server.close()

@@ -54,7 +54,14 @@ class Desk:
         self.draw_seed = draw_seed
 
     def check(self, request: AnswerRequest, info: EngineInfo) -> None:
-        """Ranges of the parameters that do not depend on the prompt. Raises `InvalidRequest`."""
+        """Fill in what the model's makers recommend, and check the ranges of the parameters that do not depend on the
+        prompt. Raises `InvalidRequest`.
+        """
+        unset = set(request.unset)
+        if request.default_max_tokens is not None:
+            unset.discard("max_tokens")
+        request.sampling = self.parts.defaults.fill(request.sampling, unset)
+        request.unset = ()
         if not -(2**63) <= request.priority < 2**63:  # what a message to the engine can hold
             raise InvalidRequest(
                 f"priority must be from {-(2**63)} to {2**63 - 1}, not {request.priority}.", param="priority"

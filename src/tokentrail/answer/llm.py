@@ -26,7 +26,7 @@ from tokentrail.engine import EngineConfig, LocalEngine
 from tokentrail.hub import find_model
 from tokentrail.journey import JourneyStore, JourneyView
 from tokentrail.observability import Metrics
-from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams
 from tokentrail.text import Tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -85,6 +85,7 @@ class LLM:
         trail_text: bool = True,
         revision: str | None = None,
         hub: str | None = None,
+        generation_config: str = "auto",
         **engine: Any,
     ) -> None:
         """Raises `ModelFileError`, `CapacityError` and their kin when the model cannot be loaded."""
@@ -101,7 +102,7 @@ class LLM:
         if draft not in (None, "ngram", "[ngram]"):
             engine["speculative_model"] = str(find_model(draft, hub=hub).path)
         config = EngineConfig(model=model, **engine)
-        parts = load_text_parts(model, chat_template, name=config.name)
+        parts = load_text_parts(model, chat_template, name=config.name, generation_config=generation_config)
         self._engine = LocalEngine(config)
         self._name = parts.name
         self._journeys = JourneyStore(keep_text=trail_text)
@@ -158,6 +159,11 @@ class LLM:
         """What happened to one of the last 1,000 requests; `journey.render.render` draws it."""
         return self._journeys.view(request_id)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without parameters are answered with: as the model's makers recommend (see
+        `generation_config`: auto, vllm for neutral values, or a folder with a generation_config.json)."""
+        return self._desk.parts.defaults.fill(SamplingParams(), DEFAULTED)
+
     def get_tokenizer(self) -> Tokenizer:
         return self._desk.parts.tokenizer
 
@@ -181,8 +187,10 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        if sampling is None or isinstance(sampling, SamplingParams):
-            sampling = [sampling or SamplingParams()] * len(prompts)
+        if sampling is None:
+            sampling = self.get_default_sampling_params()
+        if isinstance(sampling, SamplingParams):
+            sampling = [sampling] * len(prompts)
         if len(sampling) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(sampling)} sampling parameters")
         admissions: list[Admission] = []

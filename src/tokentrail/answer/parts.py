@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokentrail.checkpoints import demo_model_path, model_name, open_checkpoint
+from tokentrail.checkpoints import (
+    Checkpoint,
+    demo_model_path,
+    generation_defaults,
+    model_name,
+    open_checkpoint,
+    read_generation_config,
+)
+from tokentrail.protocol import ModelFileError, SamplingDefaults
 from tokentrail.text import ChatTemplate, Tokenizer, read_chat_template
+
+NO_DEFAULTS = SamplingDefaults()
+GENERATION_CONFIG = "generation_config.json"
+GENERATION_CHOICES = "auto (the model's own), vllm (none), or a folder with a generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -18,15 +30,23 @@ class TextParts:
     name: str
     """The folder's name, or the file's without its ending: what the model answers to unless told otherwise. (The name
     inside the file is a title, often with spaces, and not made to be typed.)"""
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """For requests that do not say."""
 
 
 def load_text_parts(
-    model: str | None, chat_template: str | None = None, *, name: str | None = None
+    model: str | None,
+    chat_template: str | None = None,
+    *,
+    name: str | None = None,
+    generation_config: str = "auto",
 ) -> TextParts:
     """Open a checkpoint for its text parts only.
 
     `model` None: the demo model; `chat_template`: a template to use instead of the checkpoint's: its path, its text, or
-    the name of one that the checkpoint has besides; `name`: what the model answers to instead of its file's name.
+    the name of one that the checkpoint has besides; `name`: what the model answers to instead of its file's name;
+    `generation_config`: where the defaults of sampling parameters come from: `auto` (the model), `vllm` (nowhere), or a
+    folder.
     Raises `ModelFileError` naming what is wrong with a file.
     """
     checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
@@ -48,4 +68,23 @@ def load_text_parts(
         eos_token=text(checkpoint.tokenizer.eos_token_id),
         origin=origin,
     )
-    return TextParts(tokenizer, template, checkpoint.path, name or model_name(checkpoint.path))
+    return TextParts(
+        tokenizer,
+        template,
+        checkpoint.path,
+        name or model_name(checkpoint.path),
+        _defaults(checkpoint, generation_config),
+    )
+
+
+def _defaults(checkpoint: Checkpoint, choice: str) -> SamplingDefaults:
+    """See `load_text_parts`, `generation_config`."""
+    if choice == "vllm":
+        return SamplingDefaults()
+    if choice == "auto":
+        return generation_defaults(checkpoint)
+    path = Path(choice)
+    file = path / GENERATION_CONFIG if path.is_dir() else path
+    if not file.is_file():
+        raise ModelFileError(f"--generation-config {choice}: is not {GENERATION_CHOICES}.")
+    return read_generation_config(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import msgspec
@@ -53,6 +54,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     sampling: SamplingParams
     """`seed` and `max_tokens` may be None. `max_tokens=0` is allowed with `echo`: the prompt is only scored.
     """
+    unset: Collection[str] = ()
+    """Fields of `sampling` that nobody gave: what the model's makers recommend goes before their values."""
     model: str
     """The model's name as the request wrote it."""
     endpoint: str

@@ -6,6 +6,7 @@ stored types mean. Knows nothing of kernels, models or text; needs NumPy only.
 """
 
 from tokentrail.checkpoints.dequantize import DEQUANTIZED_TYPES, RUNNABLE_FORMATS, dequantize, is_runnable
+from tokentrail.checkpoints.generation import generation_defaults, read_generation_config
 from tokentrail.checkpoints.gguf import GGUFFile, GGUFTensor, read_gguf
 from tokentrail.checkpoints.gguf_split import gguf_part_names
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
@@ -41,6 +42,7 @@ __all__ = [
     "demo_model_path",
     "dequantize",
     "end_token_ids",
+    "generation_defaults",
     "gguf_part_names",
     "is_runnable",
     "model_name",
@@ -49,6 +51,7 @@ __all__ = [
     "read_bytes",
     "read_chat_templates",
     "read_folder_tokenizer",
+    "read_generation_config",
     "read_gguf",
     "read_ranks",
     "read_sentencepiece",

@@ -44,7 +44,9 @@ def chat(
     """Talk with a model in the terminal. An answer ends after 512 tokens unless --max-tokens says otherwise."""
     parameters = sampling.parameters()
     system = None if system is None else typed(system, "--system")
-    source = open_source(engine, remote, model_file, default_max_tokens=DEFAULT_MAX_TOKENS)
+    source = open_source(
+        engine, remote, model_file, default_max_tokens=DEFAULT_MAX_TOKENS, unset=sampling.unset()
+    )
     try:
         Conversation(source, parameters, system).run()
     finally:

@@ -40,7 +40,7 @@ def generate(
     question: Prompt = text if raw else [*messages, {"role": "user", "content": text}]
     # A journey drawn in full shows what else each token might have been.
     parameters = sampling.parameters(logprobs=3 if trail and remote.url is None else None)
-    source = open_source(engine, remote)
+    source = open_source(engine, remote, unset=sampling.unset())
     try:
         reply = Reply()
         _answer(source, question, parameters, reply, quiet=as_json)

@@ -30,6 +30,9 @@ SPECULATION = "Speculative decoding: the same answers, sooner"
 NUMERICS = "Numbers"
 ACCEPTED = "Accepted for vLLM's sake"
 
+_TEMPERATURE = 0.7
+"""Where neither the user nor the model's makers name one."""
+
 KEY_VARIABLE = "TOKENTRAIL_API_KEY"
 """Environment variable that holds API keys: a server's, or the one to send."""
 
@@ -139,6 +142,16 @@ class EngineOptions:
             rich_help_panel=MODEL,
         ),
     ] = None
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            "--generation-config",
+            metavar="auto|vllm|FOLDER",
+            help="Where sampling parameters that nobody gives come from: auto (the model's generation_config.json), "
+            "vllm (neutral values), or another folder's file.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         typer.Option(
@@ -401,7 +414,7 @@ def _one_of(flag: str, value: object, choices: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen, for commands that generate."""
+    """How tokens are chosen, for commands that generate. What is left out is as the model's makers recommend it."""
 
     max_tokens: Annotated[
         int | None,
@@ -414,18 +427,29 @@ class SamplingOptions:
         ),
     ] = None
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest token.")
-    ] = 0.7
+        float | None,
+        typer.Option(
+            "--temperature",
+            min=0.0,
+            max=2.0,
+            help="0 always takes the likeliest token. Left out: as the model's makers recommend (see "
+            "--generation-config), as the next four; or 0.7.",
+        ),
+    ] = None
     top_p: Annotated[
-        float, typer.Option("--top-p", help="Draw from the likeliest tokens that hold this share.")
-    ] = 1.0
-    top_k: Annotated[int, typer.Option("--top-k", help="Draw from this many likeliest tokens; 0: all.")] = 0
+        float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that hold this share.")
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Draw from this many likeliest tokens; 0: all.")
+    ] = None
     min_p: Annotated[
-        float, typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest.")
-    ] = 0.0
+        float | None,
+        typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest."),
+    ] = None
     repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1 makes tokens already seen less likely.")
-    ] = 1.0
+        float | None,
+        typer.Option("--repetition-penalty", help="Above 1 makes tokens already seen less likely."),
+    ] = None
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End the answer where this text begins; repeatable."),
@@ -440,18 +464,20 @@ class SamplingOptions:
     def parameters(self, **more: Any) -> SamplingParams:
         """The same as the engine takes them. Raises `InvalidRequest` naming a value out of range."""
         from tokentrail.cli.terminal import typed
-        from tokentrail.protocol import SamplingParams
+        from tokentrail.protocol import DEFAULTED, SamplingParams
 
+        given = {name: getattr(self, name) for name in DEFAULTED}
         sampling = SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+            **{"temperature": _TEMPERATURE, **{k: value for k, value in given.items() if value is not None}},
             stop=tuple(typed(text, "--stop") for text in self.stop or ()),
             seed=self.sampling_seed,
             **more,
         )
         sampling.validate()
         return sampling
+
+    def unset(self) -> frozenset[str]:
+        """Those of the parameters that were left out, and that a model may recommend values for."""
+        from tokentrail.protocol import DEFAULTED
+
+        return frozenset(name for name in DEFAULTED if getattr(self, name) is None)

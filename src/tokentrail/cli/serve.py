@@ -231,6 +231,7 @@ def serve(
         # The variable can be used as it is, if it holds one key that is let in.
         key_hint=f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) in keys else "YOUR_KEY",
         chat_template=engine.chat_template,
+        generation_config=engine.generation_config,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         allowed_origins=_words(server.allowed_origins),

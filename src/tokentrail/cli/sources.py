@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
@@ -113,16 +113,25 @@ def open_source(
     model: str | None = None,
     *,
     default_max_tokens: int | None = None,
+    unset: Collection[str] = (),
 ) -> Source:
     """The server that `remote` names, or else an engine with `engine`'s settings.
 
-    `default_max_tokens`: of requests that do not say; None: all the context has left.
+    `default_max_tokens`: of requests that do not say; None: all the context has left. `unset`: sampling parameters that
+    are left to the model's makers, or to the server.
     """
     if remote.url is not None:
-        return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens)
+        return RemoteSource(remote.url, remote.api_key, engine.model or model, default_max_tokens, unset)
     config = engine.engine_config(model)
     with loading(config.name or config.model or "the demo model") as shown:
-        source = LocalSource(config, engine.chat_template, default_max_tokens, progress=shown.progress)
+        source = LocalSource(
+            config,
+            engine.chat_template,
+            default_max_tokens,
+            generation_config=engine.generation_config,
+            unset=unset,
+            progress=shown.progress,
+        )
     info = source.info
     if shown.was_long:
         note(f"loaded {info.loaded}.")
@@ -143,15 +152,18 @@ class LocalSource:
         chat_template: str | None = None,
         default_max_tokens: int | None = None,
         *,
+        generation_config: str = "auto",
+        unset: Collection[str] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from tokentrail.cli.background import Background
 
         self._default_max_tokens = default_max_tokens
+        self._unset = unset
         self._background = Background().__enter__()
         try:
             self._engine, self._backend = self._background.call(
-                _open_backend(config, chat_template, progress)
+                _open_backend(config, chat_template, generation_config, progress)
             )
         except BaseException:
             self._background.__exit__(None, None, None)
@@ -172,6 +184,7 @@ class LocalSource:
                 id=f"cli-{uuid.uuid4().hex[:16]}",
                 prompts=[TextPrompt(prompt) if isinstance(prompt, str) else ChatPrompt(messages=prompt)],
                 sampling=sampling,
+                unset=self._unset,
                 model=self.model,
                 endpoint="tokentrail",
                 default_max_tokens=self._default_max_tokens,
@@ -207,7 +220,10 @@ class LocalSource:
 
 
 async def _open_backend(
-    config: EngineConfig, template: str | None, progress: Callable[[int, int], None] | None
+    config: EngineConfig,
+    template: str | None,
+    generation_config: str,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[EngineClient, LocalBackend]:
     import asyncio
 
@@ -223,7 +239,13 @@ async def _open_backend(
         from tokentrail.journey import JourneyStore
 
         loop = asyncio.get_running_loop()
-        load = partial(load_text_parts, config.model, template, name=config.name)
+        load = partial(
+            load_text_parts,
+            config.model,
+            template,
+            name=config.name,
+            generation_config=generation_config,
+        )
         parts = await loop.run_in_executor(None, load)
         await starting
     except BaseException:
@@ -238,10 +260,16 @@ class RemoteSource:
     """A server that speaks OpenAI's API."""
 
     def __init__(
-        self, url: str, api_key: str | None, model: str | None, default_max_tokens: int | None = None
+        self,
+        url: str,
+        api_key: str | None,
+        model: str | None,
+        default_max_tokens: int | None = None,
+        unset: Collection[str] = (),
     ) -> None:
         import httpx
 
+        self._unset = unset
         self._default_max_tokens = default_max_tokens
         base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self.url = base if base.endswith("/v1") else f"{base}/v1"
@@ -284,7 +312,7 @@ class RemoteSource:
             "model": self.model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **request_fields(sampling),
+            **request_fields(sampling, self._unset),
         }
         if self._default_max_tokens is not None:
             body.setdefault("max_tokens", self._default_max_tokens)
@@ -330,9 +358,13 @@ class RemoteSource:
         self._client.close()
 
 
-def request_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Fields of an OpenAI request; those that only some servers know are left out where they say nothing."""
-    fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+def request_fields(sampling: SamplingParams, unset: Collection[str] = ()) -> dict[str, Any]:
+    """Fields of an OpenAI request, without those in `unset`, which are the server's to choose. What only some servers
+    know is left out where it says nothing, and nobody has said so.
+    """
+    fields: dict[str, Any] = {
+        name: getattr(sampling, name) for name in ("temperature", "top_p") if name not in unset
+    }
     if sampling.max_tokens is not None:
         fields["max_tokens"] = sampling.max_tokens
     if sampling.stop:
@@ -341,6 +373,6 @@ def request_fields(sampling: SamplingParams) -> dict[str, Any]:
         fields["seed"] = sampling.seed
     for name, nothing in (("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0), ("ignore_eos", False)):
         value = getattr(sampling, name)
-        if value != nothing:
+        if name not in unset and value != nothing:
             fields[name] = value
     return fields

@@ -32,9 +32,10 @@ from tokentrail.protocol.messages import (
     StepOutput,
     TokenAlternatives,
 )
-from tokentrail.protocol.sampling import SamplingParams
+from tokentrail.protocol.sampling import DEFAULTED, SamplingDefaults, SamplingParams
 
 __all__ = [
+    "DEFAULTED",
     "Abort",
     "CapacityError",
     "ContextLengthExceeded",
@@ -53,6 +54,7 @@ __all__ = [
     "Ready",
     "Rejected",
     "RequestMessage",
+    "SamplingDefaults",
     "SamplingParams",
     "ScheduledSequence",
     "Shutdown",

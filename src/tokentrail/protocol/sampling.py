@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -95,6 +96,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def replace(self, **changes: Any) -> SamplingParams:
         return msgspec.structs.replace(self, **changes)
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's makers recommend (generation_config.json); None: nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def fill(self, sampling: SamplingParams, unset: Collection[str]) -> SamplingParams:
+        """`sampling` with the recommendations for those of its fields that are in `unset`."""
+        changes = {}
+        for name in DEFAULTED:
+            value = getattr(self, name)
+            if value is not None and name in unset:
+                changes[name] = value
+        return sampling.replace(**changes) if changes else sampling
+
+
+DEFAULTED: tuple[str, ...] = SamplingDefaults.__struct_fields__
+"""Fields of `SamplingParams` for which a model may recommend a value."""
 
 
 def _check_float(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -22,6 +22,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the command to try, printed at the start, has in a key's place. Never a key: terminals are filmed."""
     chat_template: str | None = None
     """Path of a Jinja template that replaces the checkpoint's."""
+    generation_config: str = "auto"
+    """Where defaults of sampling parameters come from: auto (the model), vllm (nowhere), or a folder."""
     trail_text: bool = False
     """Keep texts, token ids and alternatives in journeys. Without it they hold times and counts only."""
     trail_size: int = 1000

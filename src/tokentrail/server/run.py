@@ -202,7 +202,12 @@ def _listen(host: str, port: int) -> socket.socket:
 def _load_text(config: ServerConfig) -> TextParts:
     from tokentrail.answer.parts import load_text_parts
 
-    return load_text_parts(config.engine.model, config.chat_template, name=config.engine.name)
+    return load_text_parts(
+        config.engine.model,
+        config.chat_template,
+        name=config.engine.name,
+        generation_config=config.generation_config,
+    )
 
 
 def _import_web(config: ServerConfig) -> ServerState:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ class GenerationRequest(BaseModel):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def unset(self) -> list[str]:
+        """Sampling parameters that the request leaves to the model's makers."""
+        return [name for name in DEFAULTED if name != "max_tokens" and getattr(self, name) is None]
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Not validated: that needs the vocabulary and the prompt."""

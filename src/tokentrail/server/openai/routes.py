@@ -182,6 +182,7 @@ class _Generation(Response):
                 id=self._id,
                 prompts=prompts,
                 sampling=sampling,
+                unset=[*body.unset(), *(["max_tokens"] if sampling.max_tokens is None else [])],
                 model=body.model,
                 endpoint=self._request.url.path,
                 default_max_tokens=self._dialect.default_max_tokens,
