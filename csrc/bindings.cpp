@@ -122,7 +122,8 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
                  std::optional<Array1<int32_t>> prompt_tokens, std::optional<Array1<int32_t>> prompt_offsets,
                  std::optional<Array1<int32_t>> output_tokens, std::optional<Array1<int32_t>> output_offsets,
                  std::optional<Array1<int32_t>> bias_tokens, std::optional<Array1<float>> bias_values,
-                 std::optional<Array1<int32_t>> bias_offsets) {
+                 std::optional<Array1<int32_t>> bias_offsets, std::optional<Array2<uint32_t>> masks,
+                 std::optional<Array1<int32_t>> mask_rows) {
   const size_t rows = temperature.shape(0);
   auto same = [&](size_t n) {
     if (n != rows) throw std::invalid_argument("sampling: arrays of different lengths");
@@ -155,6 +156,12 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
   ragged(bias_tokens, bias_offsets, "bias", &a.bias_tokens, &a.bias_offsets);
   if (a.bias_offsets) a.bias_values = optional_data(bias_values, (size_t)a.bias_offsets[rows], "bias values");
   if (a.bias_offsets && !a.bias_values) throw std::invalid_argument("sampling: bias values are missing");
+  a.mask_rows = optional_data(mask_rows, rows, "mask_rows");
+  if (a.mask_rows) {
+    if (!masks || (int64_t)masks->shape(1) != (sampler.vocab() + 31) / 32) throw std::invalid_argument("sampling: masks need a bit for each token of the vocabulary");
+    a.masks = masks->data();
+    a.num_masks = (int64_t)masks->shape(0);
+  }
   a.top_width = (int64_t)out_top_tokens.shape(1);
   a.out_token = out_tokens.data(), a.out_logprob = out_logprobs.data();
   a.out_top_token = out_top_tokens.data(), a.out_top_logprob = out_top_logprobs.data();
@@ -327,5 +334,5 @@ NB_MODULE(_native, m) {
            "frequency_penalty"_a.none() = nb::none(), "presence_penalty"_a.none() = nb::none(), "repetition_penalty"_a.none() = nb::none(),
            "prompt_tokens"_a.none() = nb::none(), "prompt_offsets"_a.none() = nb::none(), "output_tokens"_a.none() = nb::none(),
            "output_offsets"_a.none() = nb::none(), "bias_tokens"_a.none() = nb::none(), "bias_values"_a.none() = nb::none(),
-           "bias_offsets"_a.none() = nb::none(), "Sample rows of logits, which are overwritten; releases the GIL.");
+           "bias_offsets"_a.none() = nb::none(), "masks"_a.none() = nb::none(), "mask_rows"_a.none() = nb::none(), "Sample rows of logits, which are overwritten; releases the GIL.");
 }

@@ -33,6 +33,7 @@ void Sampler::check(const SampleArgs& a) const {
   ragged(a.bias_offsets, a.bias_tokens, "bias");
   if (a.output_offsets && !(a.prompt_offsets && a.frequency && a.presence && a.repetition)) fail("penalties are incomplete");
   for (int64_t r = 0; r < a.rows; ++r) {
+    if (a.mask_rows && (a.mask_rows[r] < -1 || a.mask_rows[r] >= a.num_masks)) fail("there is no such mask");
     if (a.target[r] >= vocab_) fail("target out of range");
     if (!(a.temperature[r] >= 0.0f)) fail("temperature must be at least 0");
     if (!(a.top_p[r] > 0.0f && a.top_p[r] <= 1.0f)) fail("top_p must be above 0 and at most 1");

@@ -140,6 +140,9 @@ struct SampleArgs {
   const int32_t *output_tokens, *output_offsets;
   const int32_t *bias_tokens, *bias_offsets;
   const float* bias_values;
+  const uint32_t* masks;  // [any, words of 32 tokens]: bit t % 32 of word t / 32 allows token t. Or null
+  const int32_t* mask_rows;  // [rows], each row's mask, or -1
+  int64_t num_masks;
   int64_t top_width;
   int32_t* out_token;        // [rows]
   float* out_logprob;        // [rows]

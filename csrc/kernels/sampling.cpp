@@ -1,6 +1,6 @@
 // One row of logits to one token and its log-probability.
 //
-// Order: log-probabilities of the raw logits; penalties, logit bias; temperature, min-p, top-k, top-p; one draw keyed by
+// Order: log-probabilities of the raw logits; penalties, logit bias, mask; temperature, min-p, top-k, top-p; one draw keyed by
 // (seed, choice, position), which walks what is left in ascending token order. Sums run over fixed tiles in that order
 // too, and equal values are ordered by token, so a row's result depends on nothing but the row.
 #include <algorithm>
@@ -254,6 +254,18 @@ void adjust(const SampleArgs& a, int64_t row, float* x, Scratch& s) {
   }
 }
 
+// Logits of tokens that the row's mask does not allow become -infinity. Most words of a mask are all ones or all zeros.
+void apply_mask(const SampleArgs& a, int64_t row, float* x) {
+  if (!a.mask_rows || a.mask_rows[row] < 0) return;
+  const uint32_t* mask = a.masks + a.mask_rows[row] * ((a.vocab + 31) / 32);
+  for (int64_t first = 0; first < a.vocab; first += 32) {
+    const uint32_t word = mask[first / 32];
+    if (word == ~0u) continue;
+    const int64_t count = a.vocab - first < 32 ? a.vocab - first : 32;
+    for (int64_t i = 0; i < count; ++i) x[first + i] = word >> i & 1 ? x[first + i] : -INF;
+  }
+}
+
 int32_t draw(const SampleArgs& a, int64_t row, const float* x, Scratch& s) {
   const int64_t n = a.vocab;
   const float inverse = 1.0f / a.temperature[row], top_p = a.top_p[row], min_p = a.min_p[row];
@@ -301,12 +313,14 @@ void sample_row(const SampleArgs& a, int64_t row, uint8_t* scratch) {
     }
   }
   int32_t token = a.target[row];
+  const float first = x[0];  // which is taken where a mask allows nothing
   if (token < 0) {
     adjust(a, row, x, s);
+    apply_mask(a, row, x);
     token = a.temperature[row] > 0.0f ? draw(a, row, x, s) : argmax(x, a.vocab);
   }
   a.out_token[row] = token;
-  a.out_logprob[row] = logprob(s.raw(x, token));
+  a.out_logprob[row] = logprob(token ? s.raw(x, token) : first);
 }
 
 }  // namespace tt::TT_ISA

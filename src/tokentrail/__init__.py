@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokentrail.answer import LLM
-    from tokentrail.protocol import SamplingParams
+    from tokentrail.protocol import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -23,8 +23,8 @@ def __getattr__(name: str) -> object:
         from tokentrail.answer import LLM
 
         return LLM
-    if name == "SamplingParams":
-        from tokentrail.protocol import SamplingParams
+    if name in ("SamplingParams", "StructuredOutputsParams"):
+        from tokentrail import protocol
 
-        return SamplingParams
+        return getattr(protocol, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

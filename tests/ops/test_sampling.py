@@ -92,7 +92,18 @@ def random_rows(random: np.random.Generator, count: int, vocab: int) -> tuple[Ro
         values = [random.choice([-np.inf, -100, -1.5, 0.5, 3, 100], len(part)) for part in tokens]
         rows["bias_tokens"], rows["bias_offsets"] = ragged(tokens, np.int32)
         rows["bias_values"], _ = ragged(values, np.float32)
+    if random.random() < 0.5:
+        share = random.choice([0.0, 0.02, 0.5, 1.0], (4, 1))
+        rows["masks"] = mask_words(random.random((4, vocab)) < share)
+        rows["mask_rows"] = random.integers(-1, 4, count).astype(np.int32)
     return rows, int(num_top.max())
+
+
+def mask_words(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """Booleans [masks, vocab] as words of 32 bits. Bits beyond the vocabulary are set: nothing may read them."""
+    padded = np.ones((len(allowed), -(-allowed.shape[1] // 32) * 32), np.bool_)
+    padded[:, : allowed.shape[1]] = allowed
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def acceptable(logits: F32, i: int, rows: Rows) -> set[int]:
@@ -322,6 +333,44 @@ class TestRules:
         logits = np.tile(np.array([1.0, 9.0, 1.0], np.float32), (seeds, 1))
         assert set(sample(isa, logits, rows)[0].tolist()) == {0, 2}
 
+    def test_only_what_the_mask_allows_is_drawn(self, isa: str) -> None:
+        vocab, seeds = 77, 400
+        random = np.random.default_rng(3)
+        allowed = np.zeros((2, vocab), np.bool_)
+        allowed[0, [3, 31, 32, 76]] = True
+        allowed[1, 64] = True
+        logits = np.tile(random.standard_normal(vocab).astype(np.float32) * 3, (seeds, 1))
+        masked = {
+            "masks": mask_words(allowed),
+            "mask_rows": np.arange(seeds, dtype=np.int32) % 3 - 1,
+        }
+        rows = plain_rows(seeds, seed=np.arange(seeds), temperature=2.0, **masked)
+        tokens, logprobs, _, _ = sample(isa, logits, rows)
+        assert set(tokens[1::3].tolist()) == {3, 31, 32, 76}
+        assert set(tokens[2::3].tolist()) == {64}
+        assert len(set(tokens[0::3].tolist())) > 10
+        # What is reported is the likelihood before the mask.
+        raw = logits[0].astype(np.float64)
+        want = raw - np.log(np.exp(raw).sum())
+        np.testing.assert_allclose(logprobs, want[tokens], atol=1e-5)
+
+    def test_a_mask_comes_after_biases(self, isa: str) -> None:
+        bias = {
+            "bias_tokens": np.array([1], np.int32),
+            "bias_values": np.array([100], np.float32),
+            "bias_offsets": np.array([0, 1], np.int32),
+        }
+        mask = {"masks": mask_words(np.array([[True, False, True]])), "mask_rows": np.zeros(1, np.int32)}
+        assert self.token(isa, [1.0, 9.0, 2.0], temperature=0, **bias, **mask) == 2
+
+    def test_masks_out_of_place_are_refused(self, isa: str) -> None:
+        logits = np.zeros((1, 40), np.float32)
+        masks = mask_words(np.ones((2, 40), np.bool_))
+        for wrong in ({"masks": masks, "mask_rows": 2}, {"masks": masks[:, :1], "mask_rows": 0}):
+            rows = plain_rows(1, masks=wrong["masks"], mask_rows=np.full(1, wrong["mask_rows"], np.int32))
+            with pytest.raises(ValueError, match="mask"):
+                sample(isa, logits, rows)
+
     def penalties(self, **changes: float) -> Rows:
         """Prompt [0], output [1, 1]."""
         arrays = {
@@ -394,7 +443,7 @@ def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
     logits = (random.standard_normal((count, vocab)) * 3).astype(np.float32)
     while True:
         rows, width = random_rows(random, count, vocab)
-        if "output_tokens" in rows and "bias_tokens" in rows:
+        if {"output_tokens", "bias_tokens", "masks"} <= rows.keys():
             break
     tokens, logprobs, top_ids, top_logprobs = sample(isa, logits, rows, top_width=width)
 
@@ -409,6 +458,8 @@ def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
                     assert flat is not None
                     parts = [flat[array[i] : array[i + 1]] for i in order]
                     picked[f"{stem}_{part}"], picked[name] = ragged(parts, flat.dtype.type)
+            elif name == "masks":
+                picked[name] = array
             elif not name.endswith(("_tokens", "_values")):
                 picked[name] = array[order]
         return picked

@@ -168,11 +168,8 @@ UNSUPPORTED = [
     ("chat", "tools", [{"type": "function", "function": {"name": "f"}}]),
     ("chat", "tool_choice", "required"),
     ("chat", "functions", [{"name": "f"}]),
-    ("chat", "response_format", {"type": "json_object"}),
-    ("chat", "response_format", {"type": "json_schema", "json_schema": {}}),
     ("chat", "modalities", ["text", "audio"]),
     ("chat", "audio", {"voice": "alloy"}),
-    ("chat", "guided_json", {"type": "object"}),
     ("chat", "chat_template", "{{ messages }}"),
     ("text", "suffix", "the end"),
     ("text", "best_of", 3),
@@ -187,6 +184,48 @@ def test_what_is_not_supported_says_so(server: ScriptedServer, route: str, name:
     found = error(ask(**{name: value}), 400)
     assert found["param"] == name
     assert f"{name} is not supported" in found["message"]
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}}}
+WRONG_FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "You must provide"),
+    ({"response_format": SCHEMA}, "response_format.json_schema.schema", '"not"'),
+    ({"response_format": 5}, "response_format", "object"),
+    ({"guided_json": {"type": "string", "pattern": "(?=a)"}}, "guided_json", "look-ahead"),
+    ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    ({"guided_regex": "("}, "guided_regex", "unclosed group"),
+    ({"guided_regex": "a" * 300_000}, "guided_regex", "300000 characters"),
+    ({"guided_choice": []}, "guided_choice", "not empty"),
+    ({"guided_choice": ["a", 1]}, "guided_choice[1]", "a string"),
+    ({"guided_grammar": "start: missing"}, "guided_grammar", "unknown name"),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex, choice"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "one form only"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG_FORMS)
+@pytest.mark.parametrize("route", ["chat", "text"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_forms_that_cannot_be_had(
+    server: ScriptedServer, fields: dict[str, Any], param: str, words: str, route: str, stream: bool
+) -> None:
+    ask = server.chat if route == "chat" else server.complete
+    found = error(ask(**fields, stream=stream), 400)
+    assert found["param"] == param
+    assert words in found["message"]
+    assert len(found["message"]) < 500
+
+
+def test_a_deep_schema_is_refused(server: ScriptedServer) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(90):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    found = error(server.chat(guided_json=schema), 400)
+    assert found["param"] == "guided_json"
+    assert "recursion" in found["message"]
 
 
 @pytest.mark.parametrize(

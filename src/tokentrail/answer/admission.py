@@ -23,6 +23,7 @@ from tokentrail.protocol import (
     InvalidRequest,
     TokentrailError,
 )
+from tokentrail.text.grammar import build_grammar
 
 SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
@@ -69,8 +70,12 @@ class Desk:
         request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
 
     def prepare(self, request: AnswerRequest, info: EngineInfo) -> Prepared:
-        """Prompts to tokens. Safe in another thread."""
-        return prepare(request.prompts, self.parts.tokenizer, self.parts.template, info.max_model_len)
+        """Prompts to tokens, and the wanted form to a grammar. Safe in another thread."""
+        wanted = request.sampling.structured_outputs
+        grammar = None if wanted is None else build_grammar(wanted)
+        prepared = prepare(request.prompts, self.parts.tokenizer, self.parts.template, info.max_model_len)
+        prepared.grammar = grammar
+        return prepared
 
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""
@@ -93,6 +98,7 @@ class Admission:
         self.seed = desk.draw_seed() if sampling.seed is None else sampling.seed
         self.prompt_token_ids = prepared.token_ids
         self.prompt_texts = prepared.texts
+        self._grammar = prepared.grammar
         self.usage = Usage(prompt_tokens=sum(map(len, prepared.token_ids)))
         self.journey = desk.journeys.begin(
             request.id,
@@ -124,7 +130,9 @@ class Admission:
         request, tokenizer = self.request, desk.parts.tokenizer
         ids, text = self.prompt_token_ids[prompt], self.prompt_texts[prompt]
         index = prompt * request.sampling.n + choice
-        sampling = request.sampling.replace(seed=self.seed, max_tokens=max(1, limit), n=1)
+        sampling = request.sampling.replace(
+            seed=self.seed, max_tokens=max(1, limit), n=1, structured_outputs=None
+        )
         echo = None
         if request.echo:
             echo = echo_of(ids, text, sampling, tokenizer)
@@ -140,6 +148,7 @@ class Admission:
             tenant=request.tenant,
             salt=request.salt,
             deadline=request.deadline,
+            grammar=self._grammar,
             arrival=self.journey.received,
         )
         writer = ChoiceWriter(index, sampling, tokenizer, desk.texts, echo=echo, score_only=limit == 0)

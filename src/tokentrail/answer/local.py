@@ -18,6 +18,7 @@ from tokentrail.protocol import (
     EngineInfo,
     EngineStats,
     GenerateRequest,
+    InvalidRequest,
     Overloaded,
     StepRecord,
     TokentrailError,
@@ -27,6 +28,8 @@ __all__ = ["Engine", "LocalAnswer", "LocalBackend", "TextParts", "load_text_part
 
 # Characters of prompt from which tokenizing may hold up other streams, and goes to a thread.
 _LONG = 20_000
+_LONGEST_PREPARATION = 30.0
+"""Seconds."""
 
 
 class Engine(Protocol):
@@ -90,12 +93,17 @@ class LocalBackend:
             request.received = time.time()
         info = self.engine.info
         self.desk.check(request, info)
-        if size(request.prompts) < _LONG:
+        if request.sampling.structured_outputs is None and size(request.prompts) < _LONG:
             prepared = self.desk.prepare(request, info)
         else:
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                None, self.desk.prepare, request, info
-            )
+            preparing = asyncio.get_running_loop().run_in_executor(None, self.desk.prepare, request, info)
+            try:
+                prepared = await asyncio.wait_for(preparing, _LONGEST_PREPARATION)
+            except asyncio.TimeoutError:
+                raise InvalidRequest(
+                    f"The prompt or the answer's schema took more than {_LONGEST_PREPARATION:g} seconds to "
+                    "prepare. Make it smaller or simpler."
+                ) from None
         return LocalAnswer(self.engine, self.desk.admit(request, prepared, info))
 
     def _refresh_metrics(self) -> None:

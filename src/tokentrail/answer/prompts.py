@@ -26,6 +26,8 @@ class Prepared:
     """What was tokenized; None: the prompt came as tokens."""
     template_seconds: float | None
     tokenize_seconds: float
+    grammar: str | None = None
+    """What answers must be, for the engine."""
 
 
 def prepare(

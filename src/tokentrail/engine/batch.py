@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tokentrail.protocol import EngineInfo
+
+if TYPE_CHECKING:
+    from tokentrail.text.tokenizer import Tokenizer
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -41,6 +45,9 @@ class SamplingRows:
     bias_tokens: I32 | None = None
     bias_values: F32 | None = None
     bias_offsets: I32 | None = None
+    # Tokens that a grammar allows: bit t % 32 of word t // 32 stands for token t. Applied after the biases.
+    masks: npt.NDArray[np.uint32] | None = None  # [any, ceil(vocab / 32)]
+    mask_rows: I32 | None = None  # [L], each row's mask; -1: none
 
 
 @dataclass
@@ -59,6 +66,9 @@ class Batch:
     logit_rows: I32  # [L], rows of T whose logits are needed, ascending
     sampling: SamplingRows
     top_width: int = field(init=False)  # max(sampling.num_top)
+    masks_ready: Callable[[], object] | None = (
+        None  # waits until sampling.masks are written: call it before sampling
+    )
 
     def __post_init__(self) -> None:
         num_top = self.sampling.num_top
@@ -103,6 +113,10 @@ class Runner(Protocol):
 
     def execute(self, batch: Batch) -> SampledRows:
         """Run forward over T tokens, then sample L rows. Blocks until done; releases the GIL while it runs."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, made anew: only grammars need it."""
         ...
 
     def close(self) -> None: ...

@@ -114,7 +114,7 @@ class BatchBuilder:
             row_starts=self._counting[: count + 1],
             block_tables=self._gather_tables(slot_list),
             logit_rows=self._counting[:count],
-            sampling=self._rows(sequences, slots, following, num_top, self._no_target[:count]),
+            sampling=self._rows(sequences, slots, following, num_top, self._no_target[:count], masked=True),
         )
         # Penalties and biases change from step to step.
         plain = not any(sequence.penalties or sequence.biases or sequence.banned for sequence in sequences)
@@ -191,6 +191,7 @@ class BatchBuilder:
                 positions[rows_of_tokens] + 1,
                 np.array(num_top, np.int32),
                 np.array(targets, np.int32),
+                masked=report,
             ),
         )
 
@@ -201,9 +202,12 @@ class BatchBuilder:
         position: I32,
         num_top: I32,
         target: I32,
+        *,
+        masked: bool,
     ) -> SamplingRows:
         """`drawing` has None for rows that report a prompt token: neither penalties nor biases concern
-        those. What a draw depends on are the tokens before `position`, drafted ones included.
+        those. What a draw depends on are the tokens before `position`, drafted ones included. `masked`: number the
+        rows that need a mask (`StepMasks` writes them in this order).
         """
         rows = SamplingRows(
             temperature=self._temperature[slots],
@@ -218,6 +222,10 @@ class BatchBuilder:
         )
         if any(sequence is not None and sequence.penalties for sequence in drawing):
             _add_penalties(rows, drawing)
+        if masked:
+            has_mask = [sequence is not None and sequence.matcher is not None for sequence in drawing]
+            if any(has_mask):
+                rows.mask_rows = np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
         biases = [
             None if sequence is None else sequence.bias(at)
             for sequence, at in zip(drawing, position.tolist(), strict=True)

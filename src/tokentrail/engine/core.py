@@ -6,11 +6,14 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from tokentrail.engine.batch import Runner, SampledRows
 from tokentrail.engine.batching import BatchBuilder
 from tokentrail.engine.block_pool import BlockPool
 from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.grammars import ForcedTokens, Grammars, StepMasks, outcome, wait_for_one
 from tokentrail.engine.pacing import Pacing
 from tokentrail.engine.prefix_cache import PrefixCache
 from tokentrail.engine.scheduler import Schedule, Scheduler
@@ -30,10 +33,25 @@ from tokentrail.protocol import (
     TokenAlternatives,
 )
 
+if TYPE_CHECKING:
+    from tokentrail.text.grammar import Matcher
+
 _NOT_FINITE = (
     "The model's logits are not finite numbers (NaN or infinity): its file is damaged, or its values are too "
     "large for how it is computed. Download the model again, or use another one."
 )
+
+
+_TOO_COMPLEX = (
+    "The grammar of the answer became too complex at this place to say which tokens may follow. "
+    "Simplify the schema or grammar."
+)
+_NOTHING_ALLOWED = (
+    "The grammar of the answer allows no token of the model's vocabulary at this place, or none that the request "
+    "does not ban."
+)
+_COMPILING_PAUSE = 0.02
+"""Seconds to wait for a grammar where there is nothing else to do, before looking for new requests."""
 
 
 class EngineCore:
@@ -69,6 +87,15 @@ class EngineCore:
         )
         self.speculator = create_speculator(config, runner, self.scheduler, self._builder)
         """Drafts tokens for steps to verify; None: every step brings each sequence one token."""
+        self._grammars = Grammars(runner, info.vocab_size)
+        self._compiling: dict[str, tuple[Sequence, Future[Matcher]]] = {}
+        """By id: sequences whose grammar is being compiled. They are in no queue yet."""
+        self._masks = StepMasks(info.vocab_size)
+        self._forced = ForcedTokens(self.scheduler)
+        self._num_constrained = 0
+        """Sequences with a grammar: without any, no step has a thought for them."""
+        self.refused: list[Rejected] = []
+        """Requests that were taken and then turned out to be wrong: whoever steps tells of them and clears this."""
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._ended: list[Delta] = []
@@ -86,7 +113,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._ended or self._aborted)
+        return bool(self._sequences or self._ended or self._aborted or self.refused)
 
     def add_request(self, request: GenerateRequest) -> Rejected | None:
         """Queue a request, or say why not: `queue_full`, or the code of what is wrong with it."""
@@ -102,7 +129,8 @@ class EngineCore:
         scheduler = self.scheduler
         # Those that the next step can start do not wait.
         starting = scheduler.max_running - len(scheduler.running)
-        if not request.resumed and scheduler.num_waiting >= self._max_waiting + starting:
+        waiting = scheduler.num_waiting + len(self._compiling)
+        if not request.resumed and waiting >= self._max_waiting + starting:
             return Rejected(
                 request.id,
                 f"The waiting queue is full ({self._max_waiting} requests). Try again a little later.",
@@ -126,16 +154,47 @@ class EngineCore:
         self._sequences[request.id] = sequence
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._serial, sequence))
-        scheduler.add(sequence)
+        if request.grammar is None:
+            scheduler.add(sequence)
+        else:
+            self._num_constrained += 1
+            self._compiling[sequence.id] = sequence, self._grammars.compile(request.grammar)
+            self._take_compiled()
         return None
+
+    def _take_compiled(self) -> None:
+        """Queue the sequences whose grammar has been compiled."""
+        done = [id for id, (_, future) in self._compiling.items() if future.done()]
+        for id in done:
+            sequence, future = self._compiling[id]
+            compiled = outcome(future)
+            if isinstance(compiled, str):
+                self._drop(sequence)
+                self.refused.append(Rejected(id, compiled, "invalid_grammar"))
+                continue
+            del self._compiling[id]
+            sequence.matcher = compiled.copy()
+            # What an engine process that died had made of it.
+            if not all(map(sequence.matcher.consume, sequence.request.output)):
+                raise RuntimeError("an answer that is to go on has tokens that its grammar does not allow")
+            self.scheduler.add(sequence)
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these sequences and free their blocks at once. Unknown ids are ignored; nothing is answered."""
         for id in ids:
-            sequence = self._sequences.pop(id, None)
+            sequence = self._sequences.get(id)
             if sequence is not None:
-                self.scheduler.remove(sequence)
+                self._drop(sequence)
                 self._aborted = True
+
+    def _drop(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.id]
+        if sequence.request.grammar is not None:
+            self._num_constrained -= 1
+        if self._compiling.pop(sequence.id, None) is not None:
+            sequence.status = Status.FINISHED
+        else:
+            self.scheduler.remove(sequence)
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -148,7 +207,11 @@ class EngineCore:
         start = self._clock()
         self._expire(start)
         deltas, self._ended = self._ended, []
-        if not self._sequences:
+        if self._compiling:
+            if len(self._compiling) == len(self._sequences):
+                wait_for_one([future for _, future in self._compiling.values()], _COMPILING_PAUSE)
+            self._take_compiled()
+        if len(self._sequences) == len(self._compiling):
             if not deltas and not self._aborted:
                 return None
             self._aborted = False
@@ -156,8 +219,12 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if not plan.sequences:
             raise RuntimeError("the scheduler found no work although sequences are unfinished")
+        if self._num_constrained:
+            self._forced.extend(plan)
         drafting = self.speculator.extend(plan) if self.speculator is not None else 0.0
         batch = self._builder.build(plan)
+        if self._num_constrained:
+            self._masks.start(plan, batch)
         before = time.perf_counter()
         scheduled = self._clock()
         sampled = self.runner.execute(batch)
@@ -192,6 +259,8 @@ class EngineCore:
         )
 
     def close(self) -> None:
+        self._grammars.close()
+        self._masks.close()
         self.runner.close()
 
     def _expire(self, now: float) -> None:
@@ -235,15 +304,19 @@ class EngineCore:
             )
             shares.append(share)
             if drafted:
+                forced, sequence.forced = sequence.forced, False
                 delta, accepted = _verify(sequence, sampled, tokens, logprobs, row)
                 row += drafted + 1
                 # What else was computed belongs to no token of the sequence: it is written over before it is read.
                 computed(sequence, len(delta.token_ids) or 1)
                 share.drafted, share.accepted = drafted, accepted
-                self._drafted_tokens += drafted
-                self._accepted_tokens += accepted
-                if self.speculator is not None:
-                    self.speculator.verified(sequence, drafted, accepted)
+                if forced:
+                    share.forced = drafted
+                else:
+                    self._drafted_tokens += drafted
+                    self._accepted_tokens += accepted
+                    if self.speculator is not None:
+                        self.speculator.verified(sequence, drafted, accepted)
             else:
                 computed(sequence, count)
                 if sequence.num_computed != sequence.num_tokens:
@@ -284,14 +357,28 @@ def _drawn(sequence: Sequence, sampled: SampledRows, token: int, logprob: float,
     """Take the token drawn in `row` into its sequence."""
     if math.isnan(logprob):  # NaN: there was a NaN or infinity among the logits
         return _last_delta(sequence, FinishReason.ERROR, _NOT_FINITE)
+    matcher = sequence.matcher
+    if matcher is not None and not matcher.consume(token):
+        return _stuck(sequence, matcher)
     sequence.append(token)
     top = [_alternatives(sampled, row)] if sequence.num_top else None
     delta = Delta(sequence.id, [token], [logprob], top)
     if token in sequence.stop_ids:
         delta.finish = Finish(FinishReason.STOP, stop_token=token)
+    elif matcher is not None and matcher.finished:
+        delta.finish = Finish(FinishReason.STOP)
     elif sequence.num_tokens >= sequence.max_total:
         delta.finish = Finish(FinishReason.LENGTH)
     return delta
+
+
+def _stuck(sequence: Sequence, matcher: Matcher) -> Delta:
+    """No token could be drawn that the grammar allows."""
+    if matcher.too_complex:
+        return _last_delta(sequence, FinishReason.ERROR, _TOO_COMPLEX)
+    if matcher.accepting:  # only an end token was left, and min_tokens or ignore_eos bans these
+        return _last_delta(sequence, FinishReason.STOP)
+    return _last_delta(sequence, FinishReason.ERROR, _NOTHING_ALLOWED)
 
 
 def _verify(

@@ -60,6 +60,10 @@ class LocalEngine:
                         raise error_of(rejected)
                     open_ids.add(request.id)
                 output = core.step()
+                if core.refused:
+                    error = error_of(core.refused[0])
+                    core.refused.clear()
+                    raise error
                 if output is None:
                     continue
                 open_ids.difference_update(delta.id for delta in output.deltas if delta.finish is not None)

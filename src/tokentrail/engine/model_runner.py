@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from typing import TYPE_CHECKING
 
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.engine.batch import Batch, SampledRows
@@ -15,6 +16,9 @@ from tokentrail.models import LoadedModel, load_model
 from tokentrail.ops.backend import KV_DTYPES, Executable, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
 from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
+
+if TYPE_CHECKING:
+    from tokentrail.text.tokenizer import Tokenizer
 
 NUMERICS_VERSION = 3
 """Raised by every change that may alter a bit of any result. Part of `system_fingerprint`, as is a digest of the built
@@ -28,7 +32,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         started = time.perf_counter()
         _check(config)
-        checkpoint = open_checkpoint(config.model or demo_model_path())
+        self._path = config.model or demo_model_path()
+        checkpoint = open_checkpoint(self._path)
         _check_model(checkpoint)
         draft = open_draft(config, checkpoint)
         backend = open_backend(config)
@@ -82,6 +87,12 @@ class ModelRunner:
     def execute(self, batch: Batch) -> SampledRows:
         return _execute(self._executable, batch)
 
+    def tokenizer(self) -> Tokenizer:
+        """Made anew, from the checkpoint."""
+        from tokentrail.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_checkpoint(open_checkpoint(self._path))
+
     def close(self) -> None:
         """Free weights and cache; the runner cannot be used again. Closing twice is fine."""
         self.draft = None
@@ -129,6 +140,8 @@ def _execute(executable: Executable, batch: Batch) -> SampledRows:
     logits = executable.forward(
         batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
     )
+    if batch.masks_ready is not None:
+        batch.masks_ready()
     forwarded, wall = time.perf_counter(), time.time()
     width = batch.top_width
     tokens, logprobs, top_tokens, top_logprobs = executable.sample(logits, width, **vars(batch.sampling))

@@ -97,6 +97,9 @@ def _serve(core: EngineCore, channel: Channel) -> None:
             elif isinstance(message, Shutdown):
                 return
         output = core.step()
+        for refused in core.refused:
+            channel.send(refused)
+        core.refused.clear()
         if output is not None:
             channel.send(output)
 

@@ -306,5 +306,19 @@ class Scheduler:
             self._preempt_worst(plan)
 
 
+def grant(scheduler: Scheduler, plan: Schedule, at: list[int], wanted: list[int]) -> list[tuple[int, int]]:
+    """What the step's budget of tokens and rows, and the free blocks, have left of the drafts that are wanted for the
+    plan's sequences `at`. The best-ranked go first. Returns indices in the plan and lengths of those that get any.
+    """
+    left = min(scheduler.max_tokens - plan.num_tokens, scheduler.max_rows - plan.num_rows)
+    granted: list[tuple[int, int]] = []
+    for index, want in zip(at, wanted, strict=True):
+        length = min(want, left)
+        if length > 0 and (length := scheduler.room_for_drafts(plan.sequences[index], length)) > 0:
+            left -= length
+            granted.append((index, length))
+    return granted
+
+
 def _rank(sequence: Sequence) -> Rank:
     return sequence.rank

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from tokentrail.protocol import GenerateRequest, InvalidRequest, TokenAlternatives
+
+if TYPE_CHECKING:
+    from tokentrail.text.grammar import Matcher
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -38,9 +42,11 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "eos_ids",
+        "forced",
         "hashes",
         "id",
         "last_token",
+        "matcher",
         "max_total",
         "num_computed",
         "num_drafted",
@@ -96,6 +102,10 @@ class Sequence:
         self.num_computed = 0
         self.num_drafted = 0
         """Tokens behind its own that a drafter has proposed; only between scheduling a step and its results."""
+        self.forced = False
+        """Those are the only ones that the grammar allows."""
+        self.matcher: Matcher | None = None
+        """The place in its grammar that its output has reached, where it has one."""
         self.blocks: list[int] = []
         self.slot = -1
         """Row in the batch builder's tables while running."""

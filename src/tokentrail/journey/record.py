@@ -96,7 +96,8 @@ class SequenceTrail:
         ):
             self._runs[1 - _WIDTH] += 1
         else:
-            drafted, accepted = share.drafted, share.accepted
+            # Forced tokens are no guesses, though they are computed like ones.
+            drafted, accepted = (0, 0) if share.forced else (share.drafted, share.accepted)
             self._runs.extend((ordinal, 1, tokens, position, share.blocks, share.cached, drafted, accepted))
             self._blocks = share.blocks
             self.drafted_tokens += drafted

@@ -32,7 +32,7 @@ from tokentrail.protocol.messages import (
     StepOutput,
     TokenAlternatives,
 )
-from tokentrail.protocol.sampling import DEFAULTED, SamplingDefaults, SamplingParams
+from tokentrail.protocol.sampling import DEFAULTED, SamplingDefaults, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "DEFAULTED",
@@ -61,6 +61,7 @@ __all__ = [
     "StartupFailed",
     "StepOutput",
     "StepRecord",
+    "StructuredOutputsParams",
     "TokenAlternatives",
     "TokentrailError",
 ]

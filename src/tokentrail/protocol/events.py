@@ -21,6 +21,8 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     """Of `tokens`: those that had been drafted, and were verified in this step."""
     accepted: int = 0
     """Of the drafted ones: those that were right. The step brought one token more than these."""
+    forced: int = 0
+    """Of the drafted ones: those that a grammar left no choice about."""
 
 
 class StepRecord(msgspec.Struct, array_like=True, gc=False):

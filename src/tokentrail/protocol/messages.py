@@ -55,6 +55,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     trace: str | None = None
     arrival: float = 0.0
     """Wall-clock second of admission; 0: when it reaches the engine. Orders requests of one priority."""
+    grammar: str | None = None
+    """What the output must be, as `text.grammar` compiles it; None: anything."""
     resumed: bool = False
     """An engine process that died had accepted it already, so the waiting queue's bound does not concern it."""
 

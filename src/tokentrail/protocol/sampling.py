@@ -20,6 +20,35 @@ _MIN_FLOAT32 = 2.0**-126
 _MAX_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What form an answer must have, of which exactly one is given. Names as in vLLM."""
+
+    json: str | dict[str, Any] | bool | None = None
+    """A JSON Schema, as text or as it is. The answer is compact JSON that it allows."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """A regular expression that the whole answer matches (Rust's syntax)."""
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar: llguidance's Lark, or GBNF as in llama.cpp."""
+    field: str = "structured_outputs"
+    """The request's field that it came from: errors name it."""
+
+    def validate(self) -> None:
+        """Raise `InvalidRequest` unless exactly one form is given."""
+        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            what = ", ".join(given) or "none"
+            raise InvalidRequest(
+                f"{self.field} must have exactly one of {', '.join(_FORMS)}, not {what}.", param=self.field
+            )
+
+
+_FORMS = ("json", "json_object", "regex", "choice", "grammar")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request.
 
@@ -55,6 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Before so many tokens, neither an end-of-sequence token nor a stop token or string ends the answer."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def validate(self, *, vocab_size: int | None = None) -> None:
         """Raise `InvalidRequest` naming the first field out of range, its value and the range."""
@@ -84,6 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop may have {MAX_STOP_CHARACTERS} characters in all its strings together, not {size}.",
                 param="stop",
             )
+        if self.structured_outputs is not None:
+            self.structured_outputs.validate()
         for token in self.stop_token_ids:
             _check_token("stop_token_ids", token, vocab_size)
         for token, bias in self.logit_bias.items():

@@ -7,7 +7,7 @@ import time
 from tokentrail.engine.batch import Runner
 from tokentrail.engine.batching import BatchBuilder
 from tokentrail.engine.config import EngineConfig
-from tokentrail.engine.scheduler import Schedule, Scheduler
+from tokentrail.engine.scheduler import Schedule, Scheduler, grant
 from tokentrail.engine.sequence import Sequence
 from tokentrail.engine.speculation.drafter import Drafter
 from tokentrail.engine.speculation.lengths import Lengths
@@ -44,44 +44,22 @@ class Speculator:
             sequence = plan.sequences[index]
             # The last token that the sequence may have is drawn, not verified.
             room = min(lengths.longest, sequence.max_total - sequence.num_tokens - 1)
-            if room > 0 and sequence.num_tokens - sequence.num_computed == 1:
+            # Where a grammar leaves no choice, there is nothing to guess.
+            if room > 0 and sequence.num_tokens - sequence.num_computed == 1 and not sequence.num_drafted:
                 at.append(index)
                 most.append(room)
         slots = [plan.sequences[index].slot for index in at]
         chosen = lengths.choose(slots, most, plan.decodes, drafter.pass_seconds)
-        at, sequences, granted = self._grant(plan, at, chosen)
-        if sequences:
-            drafter.draft(sequences, granted)
-            for index in at:
+        granted = grant(self._scheduler, plan, at, chosen)
+        if granted:
+            sequences = [plan.sequences[index] for index, _ in granted]
+            drafter.draft(sequences, [length for _, length in granted])
+            for index, _ in granted:
+                _trim(plan.sequences[index])
                 plan.add_drafts(index)
         else:
             drafter.pass_seconds *= _FADE
         return time.perf_counter() - start
-
-    def _grant(
-        self, plan: Schedule, at: list[int], wanted: list[int]
-    ) -> tuple[list[int], list[Sequence], list[int]]:
-        """What the step's budget of tokens and rows, and the free blocks, have left of what is wanted.
-
-        The best-ranked go first. Returns indices in the plan, sequences and lengths of those that get any.
-        """
-        scheduler = self._scheduler
-        left = min(scheduler.max_tokens - plan.num_tokens, scheduler.max_rows - plan.num_rows)
-        indices: list[int] = []
-        sequences: list[Sequence] = []
-        lengths: list[int] = []
-        for index, want in zip(at, wanted, strict=True):
-            length = min(want, left)
-            if length <= 0:
-                continue
-            sequence = plan.sequences[index]
-            length = scheduler.room_for_drafts(sequence, length)
-            if length > 0:
-                left -= length
-                indices.append(index)
-                sequences.append(sequence)
-                lengths.append(length)
-        return indices, sequences, lengths
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Of the tokens drafted for the sequence, the first `accepted` were right."""
@@ -90,6 +68,14 @@ class Speculator:
     def observe(self, rows: int, seconds: float) -> None:
         """A step that only decoded, with so many rows, took so many seconds to compute."""
         self.lengths.cost.observe(rows, seconds)
+
+
+def _trim(sequence: Sequence) -> None:
+    """Drop guesses that the sequence's grammar does not allow: they cannot be right."""
+    if sequence.matcher is not None and sequence.num_drafted:
+        end = sequence.num_tokens
+        guesses = sequence.tokens[end : end + sequence.num_drafted].tolist()
+        sequence.num_drafted = sequence.matcher.count_allowed(guesses)
 
 
 def is_ngram(model: str | None) -> bool:

@@ -1,7 +1,7 @@
 """Sampling of one row, written for reading: the definition that the native sampler is compared with.
 
-Order: penalties, logit bias, temperature, min-p, top-k, top-p, draw; equal values are ordered by token id; reported
-log-probabilities are those of the raw logits.
+Order: penalties, logit bias, mask, temperature, min-p, top-k, top-p, draw; equal values are ordered by token id;
+reported log-probabilities are those of the raw logits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _ragged(rows: Rows, name: str, i: int) -> npt.NDArray[Any]:
 
 
 def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDArray[np.float64]:
-    """Penalties and biases of row `i` applied to its logits."""
+    """Penalties, biases and mask of row `i` applied to its logits."""
     x: npt.NDArray[np.float64] = raw.copy()
     prompt, output = _ragged(rows, "prompt", i), _ragged(rows, "output", i)
     if rows.get("output_offsets") is not None:
@@ -59,6 +59,10 @@ def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDA
     offsets, values = rows.get("bias_offsets"), rows.get("bias_values")
     if offsets is not None and values is not None:
         np.add.at(x, _ragged(rows, "bias", i), values[offsets[i] : offsets[i + 1]])
+    masks, mask_rows = rows.get("masks"), rows.get("mask_rows")
+    if masks is not None and mask_rows is not None and mask_rows[i] >= 0:
+        bits = np.unpackbits(masks[mask_rows[i]].astype("<u4").view(np.uint8), bitorder="little")
+        x[bits[: len(x)] == 0] = -np.inf
     return x
 
 

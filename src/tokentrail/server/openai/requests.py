@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams
+from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,38 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
 
+class JsonSchemaFormat(BaseModel):
+    """OpenAI's `response_format.json_schema`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: List[str] | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
 class GenerationRequest(BaseModel):
     """What both ways of asking share."""
 
@@ -95,10 +127,18 @@ class GenerationRequest(BaseModel):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
 
+    response_format: ResponseFormat | None = None
+    # vLLM's, the newer way and the older one.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: List[str] | None = None
+    guided_grammar: str | None = None
+
     UNSUPPORTED: ClassVar[dict[str, str]] = {}
     """Parameter → what to say when it is given. A value that asks for nothing (null, false, [], …) is fine.
     """
-    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"guided_decoding_backend"})
     """Parameters that are known, and rightly have no effect here."""
 
     @property
@@ -122,7 +162,39 @@ class GenerationRequest(BaseModel):
             given["stop_token_ids"] = tuple(dict.fromkeys(self.stop_token_ids))
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        given["structured_outputs"] = self._structured_outputs()
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        """The one form of the answer that is asked for, if any is."""
+        given: list[StructuredOutputsParams] = []
+        if (wanted := self.response_format) is not None and wanted.type != "text":
+            given.append(_of_response_format(wanted))
+        if (options := self.structured_outputs) is not None:
+            for name in ("whitespace_pattern", "structural_tag"):
+                if getattr(options, name) is not None:
+                    raise InvalidRequest(
+                        f"structured_outputs.{name} is not supported.", param=f"structured_outputs.{name}"
+                    )
+            forms: dict[str, Any] = {
+                "json": options.json_,
+                "json_object": bool(options.json_object),
+                "regex": options.regex,
+                "choice": None if options.choice is None else tuple(options.choice),
+                "grammar": options.grammar,
+            }
+            given.append(StructuredOutputsParams(**forms))
+        for name in ("json", "regex", "choice", "grammar"):
+            value: Any = getattr(self, f"guided_{name}")
+            if value is not None:
+                value = tuple(value) if isinstance(value, list) else value
+                given.append(StructuredOutputsParams(**{name: value, "field": f"guided_{name}"}))
+        if len(given) > 1:
+            fields = " and ".join(one.field for one in given)
+            raise InvalidRequest(
+                f"An answer can have one form only, but {fields} are given.", param=given[1].field
+            )
+        return given[0] if given else None
 
     def check(self) -> None:
         """Refuse what cannot be honoured."""
@@ -155,20 +227,9 @@ _SAME_NAME = (
     "skip_special_tokens",
 )
 
-_GRAMMARS = dict.fromkeys(
-    (
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
-        "structural_tag",
-    ),
-    "this server does not constrain answers to a grammar or schema yet.",
-)
 _ENGINE = {
+    "guided_whitespace_pattern": "answers are compact JSON.",
+    "structural_tag": "use response_format or structured_outputs.",
     "use_beam_search": "only sampling is.",
     "best_of": "ask for n choices and pick among them by their log-probabilities.",
     "truncate_prompt_tokens": "shorten the prompt before sending it.",
@@ -192,13 +253,11 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
-        **_GRAMMARS,
         **_ENGINE,
         "tools": "this server does not parse tool calls yet.",
         "tool_choice": "this server does not parse tool calls yet.",
         "functions": "this server does not parse tool calls yet.",
         "function_call": "this server does not parse tool calls yet.",
-        "response_format": 'only {"type": "text"} is; this server does not constrain answers yet.',
         "audio": "the model writes text only.",
         "modalities": 'only ["text"] is; the model writes text only.',
         "web_search_options": "this server does not search the web.",
@@ -209,6 +268,7 @@ class ChatCompletionRequest(GenerationRequest):
     }
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {
+            "guided_decoding_backend",
             "metadata",
             "parallel_tool_calls",
             "prompt_cache_key",
@@ -227,11 +287,26 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
-        **_GRAMMARS,
         **_ENGINE,
         "suffix": "the model does not fill in the middle of a text.",
-        "response_format": 'only {"type": "text"} is; this server does not constrain answers yet.',
     }
+
+
+def _of_response_format(wanted: ResponseFormat) -> StructuredOutputsParams:
+    if wanted.type == "json_object":
+        return StructuredOutputsParams(json_object=True, field="response_format")
+    if wanted.type != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type must be text, json_object or json_schema, not {wanted.type[:40]!r}.",
+            param="response_format.type",
+        )
+    field = "response_format.json_schema"
+    if wanted.json_schema is None:
+        raise InvalidRequest(f"You must provide {field}.", param=field)
+    field += ".schema"
+    schema = wanted.json_schema.schema_
+    # Without a schema, any JSON will do.
+    return StructuredOutputsParams(json=True if schema is None else schema, field=field)
 
 
 def parse(model: type[Body], body: bytes) -> Body:

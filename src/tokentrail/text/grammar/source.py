@@ -1,0 +1,134 @@
+"""What a request asks for → one grammar text, checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
+from tokentrail.text.grammar.limits import MAX_SOURCE, parser_limits
+
+_JSON_OPTIONS = {
+    # Where a token is the only one that can follow, nobody need compute which it is.
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    # A keyword that is not known is an error: an answer must be exactly what was asked for.
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_MOST_SHOWN = 300
+
+
+def build_grammar(wanted: StructuredOutputsParams) -> str:
+    """The grammar for an answer of the wanted form, as `GrammarTokenizer.compile` takes it.
+
+    Raises `InvalidRequest` naming the field and what is wrong with it. May take a second; releases the GIL.
+    """
+    wanted.validate()
+    try:
+        source = _source(wanted)
+    except InvalidRequest as error:
+        raise _invalid(wanted.field, error.message) from None
+    problem = _problem(json.dumps({"grammars": [{"name": "answer", **source}]}))
+    if problem:
+        raise _invalid(wanted.field, problem)
+    return json.dumps({"grammars": [{"name": "answer", **source}]})
+
+
+def _source(wanted: StructuredOutputsParams) -> dict[str, Any]:
+    """`wanted` as a member of llguidance's list of grammars. Raises `InvalidRequest` without a field."""
+    if wanted.json_object:
+        return {"json_schema": {"type": "object", "x-guidance": _JSON_OPTIONS}}
+    if wanted.json is not None and wanted.json is not False:
+        return {"json_schema": json_schema(wanted.json)}
+    if wanted.regex is not None:
+        return {"lark_grammar": regex(wanted.regex)}
+    if wanted.choice is not None:
+        return {"lark_grammar": choice(wanted.choice)}
+    assert wanted.grammar is not None
+    return {"lark_grammar": lark(wanted.grammar)}
+
+
+def json_schema(schema: str | dict[str, Any] | bool) -> dict[str, Any]:
+    """A schema whose answers are compact JSON."""
+    if isinstance(schema, str):
+        _check_size(schema)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the JSON schema is not valid JSON ({error})") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidRequest("the JSON schema must be an object")
+    try:
+        _check_size(json.dumps(schema))
+    except RecursionError:
+        raise InvalidRequest("the JSON schema is nested too deeply") from None
+    return {**schema, "x-guidance": _JSON_OPTIONS}
+
+
+def regex(pattern: str) -> str:
+    """A grammar for what `pattern` matches as a whole. Anchors at its ends say what is so anyway."""
+    from llguidance import regex_to_lark
+
+    _check_size(pattern)
+    pattern = pattern.removeprefix("^")
+    if (end := re.search(r"(\\*)\$\Z", pattern)) and len(end[1]) % 2 == 0:
+        pattern = pattern[:-1]
+    try:
+        return f"start: /{regex_to_lark(pattern, use_ascii='d')}/"
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def choice(texts: tuple[str, ...]) -> str:
+    """A grammar for one of the texts."""
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequest("choice must be a list of texts that are not empty")
+    _check_size("".join(texts))
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def lark(grammar: str) -> str:
+    """A grammar in Lark's or llama.cpp's notation, in Lark's."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_size(grammar)
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:  # of any kind: the converter is a small parser without errors of its own
+        raise InvalidRequest(f"it is neither a Lark grammar nor GBNF ({error})") from None
+
+
+@lru_cache(maxsize=256)
+def _problem(grammar: str) -> str:
+    """What is wrong with a grammar; empty: nothing."""
+    from llguidance._lib import LLMatcher
+
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    except ValueError as error:
+        return str(error)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's own way to fail, which is no Exception
+            raise
+        return "it is too complex"
+    return messages[0] if failed else ""
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MAX_SOURCE:
+        raise InvalidRequest(f"it has {len(text)} characters, more than {MAX_SOURCE}")
+
+
+def _invalid(field: str, problem: str) -> InvalidRequest:
+    if unknown := re.match(r"Unimplemented keys: \[(.*)\]", problem):
+        problem = f"the JSON Schema keywords {unknown[1]} are not supported"
+    problem = " ".join(problem.split()).rstrip(".")
+    if len(problem) > _MOST_SHOWN:
+        problem = problem[:_MOST_SHOWN] + "…"
+    return InvalidRequest(f"{field} cannot be used: {problem}.", param=field)
