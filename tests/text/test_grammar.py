@@ -10,7 +10,7 @@ import pytest
 
 from tokentrail.checkpoints import TokenizerSource, demo_model_path, open_checkpoint
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
-from tokentrail.text import Tokenizer
+from tokentrail.text import Tokenizer, build_tokenizer
 from tokentrail.text.grammar import GrammarTokenizer, Matcher, build_grammar
 from tokentrail.text.grammar.matcher import MaskWriter
 
@@ -58,7 +58,7 @@ def sentencepiece() -> Tokenizer:
         eos_token_id=2,
         unk_token_id=0,
     )
-    return Tokenizer(source)
+    return build_tokenizer(source)
 
 
 @pytest.fixture(scope="module")
