@@ -22,9 +22,10 @@ TESTS = ROOT / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "models"), str(TESTS / "accuracy"), str(ROOT / "benchmarks")]
 
 from family_cases import CASES as FAMILY_CASES  # noqa: E402
-from family_cases import write_folder  # noqa: E402
+from family_cases import Case, write_folder  # noqa: E402
 from llama_cases import CASES  # noqa: E402
 from llama_cpp import find_programs  # noqa: E402
+from mixture_cases import CASES as MIXTURE_CASES  # noqa: E402
 from perplexity import encode, llama_perplexity  # noqa: E402
 from texts import QUESTION, TEXTS, prompt_of  # noqa: E402
 
@@ -41,17 +42,17 @@ def llama() -> None:
     save("llama.npz", logits)
 
 
-def families() -> None:
+def families(file: str, cases: dict[str, Case]) -> None:
     """Case → what transformers saves and answers."""
-    saved = {name: oracle.saved(case) for name, case in FAMILY_CASES.items()}
+    saved = {name: oracle.saved(case) for name, case in cases.items()}
     logits = {}
-    for name, case in FAMILY_CASES.items():
+    for name, case in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder), saved[name]["config"], saved[name]["shapes"])
             logits[name] = oracle.logits_of_folder(Path(folder), case.tokens())
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in saved.items())
-    (TESTS / "golden" / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    save("families.npz", logits)
+    (TESTS / "golden" / f"{file}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    save(f"{file}.npz", logits)
 
 
 def demo() -> None:
@@ -102,6 +103,7 @@ def save(name: str, arrays: dict[str, np.ndarray]) -> None:
 
 if __name__ == "__main__":
     llama()
-    families()
+    families("families", FAMILY_CASES)
+    families("mixtures", MIXTURE_CASES)
     demo()
     perplexity()

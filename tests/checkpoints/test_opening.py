@@ -204,7 +204,11 @@ def test_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
         ({"architecture": "mamba"}, "architecture 'mamba' is not supported (supported: "),
         ({"metadata": {"general.type": "adapter"}}, "holds a 'adapter', not a model"),
         ({"metadata": {"split.count": 3}}, "one of 3 parts of a model, but is not named like one"),
-        ({"metadata": {"llama.expert_count": 8}}, "mixture of 8 experts"),
+        ({"metadata": {"llama.expert_count": 8}}, "'llama.expert_used_count' is missing"),
+        (
+            {"metadata": {"llama.expert_count": 8, "llama.expert_used_count": 2}},
+            "says it has 8 experts in all layers, but holds only",
+        ),
         (
             {"metadata": {"llama.rope.scaling.type": "longrope"}},
             "the tensor for 'rope_factors_short' is missing",

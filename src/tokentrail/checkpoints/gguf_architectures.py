@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from tokentrail.checkpoints import gguf_experts
 from tokentrail.checkpoints.errors import file_error, quoted
 from tokentrail.checkpoints.metadata import Metadata
-from tokentrail.checkpoints.model import ModelConfig, RopeConfig
+from tokentrail.checkpoints.model import ModelConfig, MoeConfig, RopeConfig
 
 GLOBAL_TENSORS = {
     "token_embd": "embed",
@@ -39,12 +40,24 @@ LAYER_TENSORS = {
     "ffn_gate": "gate",
     "ffn_up": "up",
     "ffn_down": "down",
+    "ffn_gate_inp": "router",
+    "exp_probs_b": "router_correction",
+    "ffn_gate_exps": "experts.gate",
+    "ffn_up_exps": "experts.up",
+    "ffn_down_exps": "experts.down",
+    "ffn_gate_shexp": "shared.gate",
+    "ffn_up_shexp": "shared.up",
+    "ffn_down_shexp": "shared.down",
+    "ffn_gate_inp_shexp": "shared_gate",
 }
+"""`experts.*` are stacks of all experts' matrices, which `gguf_experts.py` takes apart."""
 IGNORED_LAYER_TENSORS = frozenset({"attn_rot_embd"})
 """Rotary frequencies that old converters stored; they follow from the metadata."""
 IGNORED = ""
 
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias)")
+_EXPERT_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.ffn_(gate|up|down)\.(0|[1-9][0-9]{0,5})\.weight")
+"""How the first files of Mixtral had its experts, one by one."""
 _GLOBAL_NAME = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 
@@ -62,49 +75,70 @@ class GGUFArchitecture:
     """GGUF's llama files store q and k permuted, so that rotated pairs are neighbours; most others do not."""
     finish: Callable[[Metadata, str, ModelConfig], ModelConfig] = _as_it_is
     """(metadata, key prefix, what all decoders' keys say) → the configuration, with what this architecture adds."""
+    moe: Callable[[Metadata, str, ModelConfig], MoeConfig] | None = None
+    """The same for its experts; None: it has none."""
+    moe_family: str = ""
+    """Which family runs a model that has experts, where that is another than `family`."""
+    layer_tensors: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors that mean something else here than in `LAYER_TENSORS`, or nothing elsewhere."""
 
 
-def canonical_name(stored: str) -> str | None:
+def canonical_name(stored: str, entry: GGUFArchitecture) -> str | None:
     """`blk.3.attn_q.weight` → `layers.3.q`; `IGNORED` for a tensor not needed; None for one not known."""
     if match := _LAYER_NAME.fullmatch(stored):
         layer, base, suffix = match.groups()
         if base in IGNORED_LAYER_TENSORS:
             return IGNORED
-        name, prefix = LAYER_TENSORS.get(base), f"layers.{layer}."
+        name = entry.layer_tensors.get(base) or LAYER_TENSORS.get(base)
+        prefix = f"layers.{layer}."
     elif match := _GLOBAL_NAME.fullmatch(stored):
         base, suffix = match.groups()
         name, prefix = GLOBAL_TENSORS.get(base), ""
+    elif match := _EXPERT_NAME.fullmatch(stored):
+        layer, part, expert = match.groups()
+        return f"layers.{layer}.experts.{expert}.{part}"
     else:
         return None
     if name is None:
         return None
+    if name == "router_correction":
+        suffix = "weight"  # called a bias, of nothing
     return prefix + name if suffix == "weight" else f"{prefix}{name}.bias"
 
 
-def read_config(metadata: Metadata, path: Path, *, vocab_size: int, tied: bool) -> ModelConfig:
-    """The configuration of the file's architecture, every value checked."""
+def find_architecture(metadata: Metadata) -> GGUFArchitecture:
+    """The entry of the file's architecture."""
     name = metadata.text("general.architecture")
     entry = ARCHITECTURES.get(name)
     if entry is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise file_error(
-            path,
+            metadata.path,
             f"architecture {quoted(name)} is not supported (supported: {known})",
             "Use a model of these.",
         )
-    prefix = name + "."
-    return entry.finish(metadata, prefix, _decoder(metadata, prefix, entry, vocab_size, tied))
+    return entry
+
+
+def read_config(metadata: Metadata, entry: GGUFArchitecture, *, vocab_size: int, tied: bool) -> ModelConfig:
+    """The configuration, every value checked."""
+    prefix = metadata.text("general.architecture") + "."
+    config = _decoder(metadata, prefix, entry, vocab_size, tied)
+    experts = metadata.integer(prefix + "expert_count", low=0, high=gguf_experts.MAX_EXPERTS, default=0)
+    if experts and entry.moe is None:
+        problem = f"is a mixture of {experts} experts, which cannot be run for this architecture"
+        raise file_error(metadata.path, problem, "Use a dense model.")
+    if experts and entry.moe is not None:
+        config = replace(
+            config, moe=entry.moe(metadata, prefix, config), architecture=entry.moe_family or entry.family
+        )
+    return entry.finish(metadata, prefix, config)
 
 
 def _decoder(
     metadata: Metadata, prefix: str, entry: GGUFArchitecture, vocab_size: int, tied: bool
 ) -> ModelConfig:
     """The keys that all decoders share."""
-    experts = metadata.integer(prefix + "expert_count", low=0, high=1 << 16, default=0)
-    if experts:
-        raise file_error(
-            metadata.path, f"is a mixture of {experts} experts, which cannot be run yet", "Use a dense model."
-        )
     hidden = metadata.integer(prefix + "embedding_length", low=1, high=1 << 17)
     heads = metadata.integer(prefix + "attention.head_count", low=1, high=1 << 12)
     kv_heads = metadata.integer(prefix + "attention.head_count_kv", low=1, high=heads, default=heads)
@@ -235,6 +269,15 @@ def _gemma(config: ModelConfig, *, largest: int) -> ModelConfig:
     return replace(config, embedding_scale=math.sqrt(config.hidden_size), attention_scale=scale)
 
 
+def _gpt_oss(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Every other layer is windowed, the first one included; RoPE's mixed dimensions are not whole numbers."""
+    return replace(
+        config,
+        windowed_layers=_windows(metadata, prefix, config.num_layers, 2),
+        rope=replace(config.rope, truncate=False),
+    )
+
+
 def _smollm3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
     """Each fourth layer has no positions; files do not say which."""
     layers = tuple((layer + 1) % 4 == 0 for layer in range(config.num_layers))
@@ -243,12 +286,21 @@ def _smollm3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfi
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "ernie4_5": GGUFArchitecture("llama", rope_interleaved=True),
+    "ernie4_5-moe": GGUFArchitecture("mixtral", rope_interleaved=True, moe=gguf_experts.ernie),
     "gemma2": GGUFArchitecture("gemma2", finish=_gemma2),
     "gemma3": GGUFArchitecture("gemma3", finish=_gemma3),
     "internlm2": GGUFArchitecture("llama", rope_interleaved=True),
-    "llama": GGUFArchitecture("llama", rope_interleaved=True),
+    "gpt-oss": GGUFArchitecture(
+        "gpt_oss",
+        finish=_gpt_oss,
+        moe=gguf_experts.gpt_oss,
+        layer_tensors={"post_attention_norm": "mlp_norm", "attn_sinks": "sinks"},
+    ),
+    "llama": GGUFArchitecture("llama", rope_interleaved=True, moe=gguf_experts.mixtral, moe_family="mixtral"),
     "qwen2": GGUFArchitecture("llama"),
+    "qwen2moe": GGUFArchitecture("mixtral", moe=partial(gguf_experts.qwen, shared=True)),
     "qwen3": GGUFArchitecture("qwen3"),
+    "qwen3moe": GGUFArchitecture("qwen3_moe", moe=partial(gguf_experts.qwen, shared=False)),
     "smollm3": GGUFArchitecture("llama", rope_interleaved=True, finish=_smollm3),
 }
 """By `general.architecture`."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokentrail.checkpoints import hf_experts
 from tokentrail.checkpoints.errors import file_error, quoted
 from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Cut, Table
 from tokentrail.checkpoints.metadata import Metadata
-from tokentrail.checkpoints.model import ModelConfig, RopeConfig
+from tokentrail.checkpoints.model import ModelConfig, MoeConfig, RopeConfig
 
 REMEDY = "Use another model, or download this one again."
 
@@ -311,6 +313,26 @@ def _smollm3(values: Metadata, entry: HFArchitecture) -> ModelConfig:
     return replace(config, unrotated_layers=tuple(not r for r in rotated[: config.num_layers]))
 
 
+def _with_experts(
+    moe: Callable[[Metadata, ModelConfig], MoeConfig],
+) -> Callable[[Metadata, HFArchitecture], ModelConfig]:
+    """What dense decoders have, and experts."""
+
+    def config(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+        dense = dense_decoder(values, entry)
+        return replace(dense, moe=moe(values, dense))
+
+    return config
+
+
+def _gpt_oss(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+    """Windows in every other layer, the first one included, where nothing else is said."""
+    config = _with_experts(hf_experts.gpt_oss)(values, entry)
+    if config.sliding_window is None or values.texts("layer_types"):
+        return config
+    return replace(config, windowed_layers=tuple(i % 2 == 0 for i in range(config.num_layers)))
+
+
 _GLM = HFArchitecture(
     family="llama",
     config=dense_decoder,
@@ -347,6 +369,64 @@ _MISTRAL = HFArchitecture(
 )
 
 ARCHITECTURES: dict[str, HFArchitecture] = {
+    "ernie4_5_moe": HFArchitecture(
+        family="mixtral",
+        config=_with_experts(hf_experts.ernie),
+        layer_tensors={**DENSE_TENSORS, **hf_experts.ERNIE_TENSORS},
+        ignored=(r"mtp.*",),  # predictors of further tokens, for speculation
+        defaults={"rope_theta": 500000.0, "max_position_embeddings": 131072, "num_key_value_heads": 4},
+        tied=True,
+        rope_interleaved=True,
+    ),
+    "gpt_oss": HFArchitecture(
+        family="gpt_oss",
+        config=_gpt_oss,
+        layer_tensors={**DENSE_TENSORS, **hf_experts.GPT_OSS_TENSORS},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "max_position_embeddings": 131072,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+    "mixtral": HFArchitecture(
+        family="mixtral",
+        config=_with_experts(hf_experts.mixtral),
+        layer_tensors={**DENSE_TENSORS, **hf_experts.MIXTRAL_TENSORS},
+        defaults={"num_key_value_heads": 8, "rope_theta": 1e6, "max_position_embeddings": 4096 * 32},
+    ),
+    "qwen2_moe": HFArchitecture(
+        family="mixtral",
+        config=_with_experts(partial(hf_experts.qwen, shared=True)),
+        layer_tensors={**DENSE_TENSORS, **hf_experts.QWEN_TENSORS},
+        defaults={
+            "num_key_value_heads": 16,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "qwen3_moe": HFArchitecture(
+        family="qwen3_moe",
+        config=_with_experts(partial(hf_experts.qwen, shared=False)),
+        layer_tensors={**DENSE_TENSORS, **hf_experts.QWEN_TENSORS, **HEAD_NORMS},
+        defaults={
+            "num_key_value_heads": 4,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_position_embeddings": 32768,
+        },
+    ),
     "ernie4_5": HFArchitecture(
         family="llama",
         config=dense_decoder,

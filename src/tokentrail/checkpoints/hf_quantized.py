@@ -17,6 +17,7 @@ from tokentrail.checkpoints.fp8 import read_fp8
 from tokentrail.checkpoints.gptq import read_gptq
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Tensor
+from tokentrail.checkpoints.mxfp4 import read_mxfp4
 from tokentrail.checkpoints.safetensors import StoredTensor
 
 PLAIN_FORMATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -41,6 +42,7 @@ READERS: dict[str, QuantReader] = {
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "fbgemm_fp8": read_fp8,
+    "mxfp4": read_mxfp4,
 }
 """By `quant_method`."""
 

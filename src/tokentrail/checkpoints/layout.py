@@ -8,7 +8,7 @@ layers.{i}.o                 (hidden, heads · head_dim)
 layers.{i}.mlp_norm          (hidden,)
 layers.{i}.gate, .up         (intermediate, hidden)
 layers.{i}.down              (hidden, intermediate)
-layers.{i}.{matrix}.bias     (rows of the matrix,)                 optional
+layers.{i}.{matrix}.bias     (rows of the matrix,)                 optional; so are biases of `head` and of experts
 layers.{i}.q_norm, .k_norm   (head_dim,)                           of each head: Qwen3, Gemma 3
 layers.{i}.attn_post_norm    (hidden,)                             of what attention gives: GLM-4, Gemma
 layers.{i}.mlp_post_norm     (hidden,)                             of what the feed-forward network gives
@@ -47,7 +47,9 @@ FAMILY_TENSORS: dict[str, tuple[str, ...]] = {
     "gemma2": ("attn_post_norm", "mlp_post_norm"),
     "gemma3": ("attn_post_norm", "mlp_post_norm", "q_norm", "k_norm"),
     "glm4": ("attn_post_norm", "mlp_post_norm"),
+    "gpt_oss": ("sinks",),
     "qwen3": ("q_norm", "k_norm"),
+    "qwen3_moe": ("q_norm", "k_norm"),
 }
 """What the layers of a family have besides two norms, q, k, v, o and a feed-forward network."""
 
@@ -61,6 +63,7 @@ def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
         required |= {name: optional[name] for name in ("rope_factors_short", "rope_factors_long")}
     if not config.tie_embeddings:
         required["head"] = (config.vocab_size, hidden)
+        optional["head.bias"] = (config.vocab_size,)
     vectors: Shapes = {
         "attn_post_norm": (hidden,),
         "mlp_post_norm": (hidden,),
@@ -70,12 +73,16 @@ def tensor_shapes(config: ModelConfig) -> tuple[Shapes, Shapes]:
     }
     for layer in range(config.num_layers):
         shapes: Shapes = {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
-        shapes |= _attention(config) | _feed_forward(config)
+        shapes |= _attention(config) | (
+            _mixture(config) if config.has_experts(layer) else _feed_forward(config)
+        )
         shapes |= {name: vectors[name] for name in FAMILY_TENSORS.get(config.architecture, ())}
         for name, shape in shapes.items():
             required[f"layers.{layer}.{name}"] = shape
             if len(shape) == 2:
                 optional[f"layers.{layer}.{name}.bias"] = shape[:1]
+        if config.moe is not None and config.has_experts(layer):
+            optional[f"layers.{layer}.router_correction"] = (config.moe.num_experts,)
     return required, optional
 
 
@@ -86,8 +93,28 @@ def _attention(config: ModelConfig) -> Shapes:
 
 
 def _feed_forward(config: ModelConfig) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    return _gated("", config.hidden_size, config.intermediate_size)
+
+
+def _gated(prefix: str, hidden: int, inner: int) -> Shapes:
+    return {
+        f"{prefix}gate": (inner, hidden),
+        f"{prefix}up": (inner, hidden),
+        f"{prefix}down": (hidden, inner),
+    }
+
+
+def _mixture(config: ModelConfig) -> Shapes:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None
+    shapes: Shapes = {"router": (moe.num_experts, hidden)}
+    for expert in range(moe.num_experts):
+        shapes |= _gated(f"experts.{expert}.", hidden, moe.intermediate_size)
+    if moe.shared_intermediate_size:
+        shapes |= _gated("shared.", hidden, moe.shared_intermediate_size)
+    if moe.shared_gate:
+        shapes["shared_gate"] = (1, hidden)
+    return shapes
 
 
 def check_tensors(
@@ -108,6 +135,11 @@ def check_tensors(
     if len(tensors) < config.num_layers:
         problem = f"says it has {config.num_layers} layers, but holds only {len(tensors)} tensors"
         raise file_error(path, problem, DOWNLOAD_AGAIN)
+    if config.moe is not None:
+        experts = config.moe.num_experts * sum(map(config.has_experts, range(config.num_layers)))
+        if len(tensors) < 3 * experts:
+            problem = f"says it has {experts} experts in all layers, but holds only {len(tensors)} matrices"
+            raise file_error(path, problem, DOWNLOAD_AGAIN)
     required, optional = tensor_shapes(config)
     for name in required:
         if name not in tensors:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
 from tokentrail.checkpoints.gguf import GGUFFile
-from tokentrail.checkpoints.gguf_architectures import IGNORED, canonical_name, read_config
+from tokentrail.checkpoints.gguf_architectures import (
+    IGNORED,
+    canonical_name,
+    find_architecture,
+    read_config,
+)
+from tokentrail.checkpoints.gguf_experts import take_apart
 from tokentrail.checkpoints.gguf_split import gguf_part_names, read_gguf_parts
 from tokentrail.checkpoints.gguf_tokenizer import end_token_ids, read_tokenizer
 from tokentrail.checkpoints.hf_model import CONFIG, read_folder
@@ -91,13 +97,14 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
     kind = metadata.text("general.type", default="model")
     if kind != "model":
         raise file_error(file.path, f"holds a {quoted(kind)}, not a model", "Give the model's own GGUF file.")
+    entry = find_architecture(metadata)
     tokenizer = read_tokenizer(metadata)
 
     tensors: dict[str, Tensor] = {}
     stored_names: dict[str, str] = {}
     for part in files:
         for stored in part.tensors.values():
-            name = canonical_name(stored.name)
+            name = canonical_name(stored.name, entry)
             if name is None:
                 problem = f"tensor {quoted(stored.name)} has no place in a model of this architecture"
                 raise file_error(part.path, problem, CONVERT_AGAIN)
@@ -107,7 +114,8 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
                 name, stored.shape, stored.type.name, part.data(stored), partial(part.release, stored)
             )
             stored_names[name] = stored.name
-    config = read_config(metadata, file.path, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
+    config = read_config(metadata, entry, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
+    tensors, stored_names = take_apart(file.path, config, tensors, stored_names)
     check_tensors(file.path, config, tensors, stored_names)
 
     template = metadata.text("tokenizer.chat_template", default="")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, ModelConfig, Tensor, dequantize
-from tokentrail.models import gemma, glm4, llama, qwen3
+from tokentrail.models import gemma, glm4, gpt_oss, llama, mixtral, qwen3
 from tokentrail.models.rope import RopeAngles, rope_angles
 from tokentrail.models.weights import Weights
 from tokentrail.ops.backend import Backend
@@ -26,8 +26,11 @@ FAMILIES: dict[str, Forward] = {
     "gemma2": gemma.gemma2,
     "gemma3": gemma.gemma3,
     "glm4": glm4.forward,
+    "gpt_oss": gpt_oss.forward,
     "llama": llama.forward,
+    "mixtral": mixtral.forward,
     "qwen3": qwen3.forward,
+    "qwen3_moe": mixtral.qwen3_moe,
 }
 """By `ModelConfig.architecture`. Which models of the world run as which family: `checkpoints/*_architectures.py`."""
 

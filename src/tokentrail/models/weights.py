@@ -33,11 +33,19 @@ class Weights:
     def layer(self, index: int) -> Weights:
         return Weights(self._matrix_of, self._vector_of, self._bias_of, self._columns_of, f"layers.{index}.")
 
+    def part(self, name: str) -> Weights:
+        """Those whose names begin with `name.`."""
+        return Weights(self._matrix_of, self._vector_of, self._bias_of, f"{self._prefix}{name}.")
+
     def matrix(self, name: str) -> Any:
         return self._matrix_of(self._prefix + name)
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         return self._vector_of(self._prefix + name)
+
+    def optional_vector(self, name: str) -> npt.NDArray[np.float32] | None:
+        """None where the checkpoint has none."""
+        return self._bias_of(self._prefix + name)
 
     def linear(self, name: str) -> Linear:
         name = self._prefix + name
