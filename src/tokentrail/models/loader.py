@@ -168,7 +168,13 @@ class _Source:
         return self.vector(name) if name in self._checkpoint.tensors else None
 
     def columns(self, name: str) -> npt.NDArray[np.int32] | None:
-        return self._tensor(name).column_order
+        order = self._tensor(name).column_order
+        if order is not None and ".experts." in name:
+            raise ModelFileError(
+                f"{self._checkpoint.path}: experts quantized by GPTQ with desc_act, in groups, are not supported. "
+                "Use a version of the model without desc_act, or in another format."
+            )
+        return order
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensor(name)

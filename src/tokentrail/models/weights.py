@@ -35,7 +35,9 @@ class Weights:
 
     def part(self, name: str) -> Weights:
         """Those whose names begin with `name.`."""
-        return Weights(self._matrix_of, self._vector_of, self._bias_of, f"{self._prefix}{name}.")
+        return Weights(
+            self._matrix_of, self._vector_of, self._bias_of, self._columns_of, f"{self._prefix}{name}."
+        )
 
     def matrix(self, name: str) -> Any:
         return self._matrix_of(self._prefix + name)

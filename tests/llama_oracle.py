@@ -1,4 +1,4 @@
-"""llama.cpp's tokenizer as the judge: `xllamacpp` serves a model file, and is asked over HTTP."""
+"""llama.cpp as the judge of tokens and log-probabilities: `xllamacpp` serves a model file, and is asked over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 
@@ -24,6 +26,9 @@ class LlamaCpp:
         params.fit_params = False
         params.verbosity = -1
         params.port = 0
+        # Attention and caches in float32.
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         self._server = xllamacpp.Server(params)
 
     def _ask(self, path: str, **body: Any) -> Any:
@@ -42,3 +47,14 @@ class LlamaCpp:
     def decode(self, ids: list[int]) -> str:
         """With special tokens shown. The bytes must be valid UTF-8."""
         return self._ask("/detokenize", tokens=ids)["content"]
+
+    def logprobs(self, ids: list[int], vocab_size: int) -> npt.NDArray[np.float64]:
+        """Of each token [vocab] behind the prompt."""
+        answer = self._ask(
+            "/completion", prompt=ids, n_predict=1, temperature=0, n_probs=vocab_size, cache_prompt=False
+        )
+        found = answer["completion_probabilities"][0]["top_logprobs"]
+        values = np.full(vocab_size, np.nan)
+        for entry in found:
+            values[entry["id"]] = entry["logprob"]
+        return values
