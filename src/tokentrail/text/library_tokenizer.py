@@ -32,7 +32,8 @@ class LibraryTokenizer(Tokenizer):
     ) -> None:
         """`vocab_size`: rows of the model's embedding, which can be more than there are tokens; `origin` names the
         folder in errors. Raises `ModelFileError` for a tokenizer that cannot be built."""
-        self._source, self._origin = source, origin
+        self._source = source
+        self._special: set[int]
         self._tokenizer = self._load()
         count = self._tokenizer.get_vocab_size(with_added_tokens=False)
         super().__init__(len(source.tokens) if vocab_size is None else vocab_size)
@@ -41,8 +42,6 @@ class LibraryTokenizer(Tokenizer):
                 f"{origin}: the tokenizer has {count} tokens, but the model only {self.vocab_size}. "
                 "Use the tokenizer that belongs to the model."
             )
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special = {id for id, token in added.items() if token.special}
         decoder = self._tokenizer.decoder
         state = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
         self._decoder = build(lambda: TokenDecoder(state, origin), origin)
@@ -63,7 +62,8 @@ class LibraryTokenizer(Tokenizer):
             tokenizer = Tokenizer.from_buffer(data)
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            # Those that are there already stay as they are.
+            # As the library decodes: special are those whose text was ever said to be.
+            texts = _special_texts(tokenizer)
             tokenizer.add_tokens(
                 [
                     AddedToken(
@@ -77,6 +77,9 @@ class LibraryTokenizer(Tokenizer):
                     for token in self._source.added_tokens
                 ]
             )
+            texts |= _special_texts(tokenizer)
+            added = tokenizer.get_added_tokens_decoder()
+            self._special = {id for id in added if tokenizer.id_to_token(id) in texts}
             return tokenizer
 
         return build(load, str(path))
@@ -105,7 +108,7 @@ class LibraryTokenizer(Tokenizer):
         return b"" if token is None else self._decoder.bytes_of(token)
 
     def _brings_space(self, id: int) -> bool:
-        return self._decoder.strips_space
+        return self._decoder.brings_space(self.id_to_token(id))
 
     def id_to_token(self, id: int) -> str:
         self._check(id)
@@ -118,3 +121,7 @@ class LibraryTokenizer(Tokenizer):
     def is_special(self, id: int) -> bool:
         self._check(id)
         return id in self._special
+
+
+def _special_texts(tokenizer: tokenizers.Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}

@@ -36,12 +36,12 @@ class TokenDecoder:
     def __init__(self, decoder: Mapping[str, Any] | None, origin: str) -> None:
         """None: tokens are words. Raises `ModelFileError` for a decoder of an unknown kind."""
         self._steps: list[Step] = []
-        self.strips_space = False
-        """Whether a text loses the space with which it starts."""
+        self._space: str | None = None
+        """What the first token of a text begins with where that space was not in the text; None: it always was."""
         self._fused = False
         if decoder is None:
             self._steps.append(lambda token: " " + token)
-            self.strips_space = True
+            self._space = ""
         else:
             self._add(decoder, origin)
 
@@ -52,6 +52,10 @@ class TokenDecoder:
                 return result
             token = result
         return token.encode("utf-8", "replace")
+
+    def brings_space(self, token: str) -> bool:
+        """Whether this token, as the first of a text, begins with a space that was not in the text."""
+        return self._space is not None and token.startswith(self._space)
 
     def _add(self, decoder: Mapping[str, Any], origin: str) -> None:
         kind = decoder.get("type")
@@ -68,17 +72,18 @@ class TokenDecoder:
             self._steps.append(_replacing(decoder["pattern"], decoder["content"]))
         elif kind == "Metaspace":
             self._steps.append(_replacing({"String": decoder["replacement"]}, " "))
-            self.strips_space = decoder.get("prepend_scheme", "always") != "never"
+            if decoder.get("prepend_scheme", "always") != "never":
+                self._space = decoder["replacement"]
         elif kind == "Strip":
             content, start, stop = decoder["content"], decoder["start"], decoder["stop"]
             if not self._fused:
                 self._steps.append(lambda token: _strip(token, content, start, stop))
             elif content == " " and start:
-                self.strips_space = True
+                self._space = ""
         elif kind == "WordPiece":
             prefix, cleanup = decoder["prefix"], decoder.get("cleanup", True)
             self._steps.append(lambda token: _word_piece(token, prefix, cleanup))
-            self.strips_space = True
+            self._space = ""
         elif kind == "BPEDecoder":
             self._steps.append(_replacing({"String": decoder["suffix"]}, " "))
         else:

@@ -88,7 +88,7 @@ class Tokenizer(ABC):
         ids = list(ids)
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
         if text_start and text.startswith(" "):
-            first = next((id for id in ids if not self.is_special(id)), None)
+            first = next((id for id in ids if not (skip_special_tokens and self.is_special(id))), None)
             return text[1:] if first is not None and self._brings_space(first) else text
         return text
 
