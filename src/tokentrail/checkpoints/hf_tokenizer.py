@@ -98,20 +98,25 @@ def read_folder_tokenizer(
         found = None if text is None else _id_of(text, added, tokens)
         return default if found is None or found >= vocab_size else found
 
-    flags = {name: settings.get(name) for name in ("add_bos_token", "add_eos_token", "add_prefix_space")}
+    flags = {
+        name: settings.get(name) for name in ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")
+    }
     for name, value in flags.items():
         if value is not None and not isinstance(value, bool):
             problem = f"{name} must be true or false, not {value!r:.80}"
             raise file_error(folder / "tokenizer_config.json", problem, DOWNLOAD_AGAIN)
+    pre = _pre_tokenizer(kind, str(settings.get("tokenizer_class", "")), model_type)
     return TokenizerSource(
         kind=kind,
-        pre=_pre_tokenizer(kind, str(settings.get("tokenizer_class", "")), model_type),
+        pre=pre,
         tokens=tokens,
         bos_token_id=id_of("bos_token", bos_token_id),
         eos_token_id=id_of("eos_token", eos_token_id),
         add_bos=flags["add_bos_token"],
         add_eos=flags["add_eos_token"],
         add_space_prefix=flags["add_prefix_space"],
+        prefix_once=flags["legacy"] is False,
+        normalizer="nfc" if kind in (BPE_FILES, TIKTOKEN) and pre == "qwen2" else "",
         files=files,
         added_tokens=tuple(added),
         special_tokens=roles,

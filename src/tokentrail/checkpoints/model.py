@@ -225,6 +225,11 @@ class TokenizerSource:
     add_eos: bool | None = None
     add_space_prefix: bool | None = None
     remove_extra_whitespaces: bool = False
+    like_sentencepiece: bool = False
+    """User-defined tokens are words among others, as SentencePiece has them: spaces are tidied over them, and none is
+    put behind them. (Otherwise text begins anew after each, as llama.cpp has it.)"""
+    prefix_once: bool = False
+    """The space that `add_space_prefix` means stands at the start only, not after control tokens, too."""
     charsmap: bytes = b""
     """SentencePiece's compiled normalization rules (`precompiled_charsmap`); empty: text stays as it is."""
     normalizer: str = ""

@@ -66,14 +66,14 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
             f"is a SentencePiece model of type {model.model_type}; Unigram (1) and BPE (2) are supported"
         )
         raise file_error(path, problem, "Use a model with one of these.")
-    for name in ("unk_id", "bos_id", "eos_id"):
-        if not -1 <= getattr(model, name) < len(model.pieces):
-            problem = f"{name} is {getattr(model, name)}, but there are {len(model.pieces)} pieces"
-            raise file_error(path, problem, DOWNLOAD_AGAIN)
     if len(set(model.pieces)) != len(model.pieces):
         seen: set[str] = set()
         twice = next(piece for piece in model.pieces if piece in seen or seen.add(piece))  # type: ignore[func-returns-value]
         raise file_error(path, f"has the piece {quoted(twice)} twice", DOWNLOAD_AGAIN)
+    for name in ("unk_id", "bos_id", "eos_id"):
+        if not -1 <= getattr(model, name) < len(model.pieces):
+            problem = f"{name} is {getattr(model, name)}, but there are {len(model.pieces)} pieces"
+            raise file_error(path, problem, DOWNLOAD_AGAIN)
     return model
 
 

@@ -12,6 +12,7 @@ from tokentrail.checkpoints.sentencepiece import BPE
 from tokentrail.protocol import ModelFileError
 from tokentrail.text.byte_level import encode_byte_level
 from tokentrail.text.library_tokenizer import LibraryTokenizer
+from tokentrail.text.sentencepiece_bpe import SPACE
 from tokentrail.text.tokenizer import Tokenizer
 from tokentrail.text.vocabulary_tokenizer import (
     BYTE,
@@ -75,11 +76,18 @@ def _as_lists(source: TokenizerSource, vocab_size: int | None, origin: str) -> T
     path = next(iter(source.files.values()))
     if source.kind == "tokenizer.model":
         model = read_sentencepiece(path)
-        types = [
-            BYTE if kind == BYTE and model.byte_fallback else NORMAL if kind == BYTE else kind
-            for kind in model.types
+        pieces = [
+            # SentencePiece looks for them where spaces are U+2581 already, and so never finds those with spaces.
+            text.replace(SPACE, " ") if kind == USER_DEFINED and " " not in text else text
+            for text, kind in zip(model.pieces, model.types, strict=True)
         ]
-        lists = _Lists(list(model.pieces), types, list(model.scores))
+        types = [
+            NORMAL
+            if (kind == BYTE and not model.byte_fallback) or (kind == USER_DEFINED and " " in text)
+            else kind
+            for text, kind in zip(model.pieces, model.types, strict=True)
+        ]
+        lists = _Lists(pieces, types, list(model.scores))
         source = replace(
             source,
             kind="llama" if model.model_type == BPE else "t5",
@@ -89,6 +97,7 @@ def _as_lists(source: TokenizerSource, vocab_size: int | None, origin: str) -> T
             add_space_prefix=model.add_dummy_prefix,
             remove_extra_whitespaces=model.remove_extra_whitespaces,
             charsmap=model.charsmap,
+            like_sentencepiece=True,
         )
     elif source.kind == "vocab.json":
         ids, merges = read_bpe_files(source.files)
@@ -96,12 +105,12 @@ def _as_lists(source: TokenizerSource, vocab_size: int | None, origin: str) -> T
         lists.extend(len(ids))
         for text, id in ids.items():
             lists.tokens[id], lists.types[id] = text, NORMAL
-        source = replace(source, kind="gpt2", merges=merges)
+        source = replace(source, kind="gpt2", merges=merges, add_bos=bool(source.add_bos))
     else:
         ranks = read_ranks(path)
         lists = _Lists([encode_byte_level(token) for token in sorted(ranks, key=ranks.__getitem__)], [])
         lists.types = [NORMAL] * len(lists.tokens)
-        source = replace(source, kind="gpt2", merges=_merges_of(ranks))
+        source = replace(source, kind="gpt2", merges=_merges_of(ranks), add_bos=bool(source.add_bos))
     count = len(lists.tokens)
     if vocab_size is not None and count > vocab_size:
         raise ModelFileError(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from tokentrail.checkpoints import TokenizerSource
-from tokentrail.text.library import build
-
-if TYPE_CHECKING:
-    from tokenizers.normalizers import Precompiled
+from tokentrail.text.charsmap import Charsmap
 
 _SPACES = re.compile(" {2,}")
 
@@ -22,15 +19,34 @@ class Normalizer:
         """Raises `ModelFileError` where the compiled rules are damaged."""
         self._nfc = source.normalizer == "nfc"
         self._tidy = source.remove_extra_whitespaces
-        self._compiled: Precompiled | None = None
-        if source.charsmap:
-            from tokenizers.normalizers import Precompiled
-
-            self._compiled = build(lambda: Precompiled(source.charsmap), origin)
+        self._charsmap = Charsmap(source.charsmap, origin) if source.charsmap else None
 
     def __call__(self, text: str) -> str:
+        text = self._characters(text)
+        return _SPACES.sub(" ", text).strip(" ") if self._tidy else text
+
+    def _characters(self, text: str) -> str:
         if self._nfc:
             return unicodedata.normalize("NFC", text)
-        if self._compiled is not None:
-            text = self._compiled.normalize_str(text)
-        return _SPACES.sub(" ", text).strip(" ") if self._tidy else text
+        return text if self._charsmap is None else self._charsmap(text)
+
+    def among_tokens(self, pieces: Iterable[str | int]) -> list[str | int]:
+        """Texts normalized, and spaces tidied as if the tokens between them were words."""
+        result: list[str | int] = []
+        after_space = self._tidy  # those at the start go, too
+        for piece in pieces:
+            if isinstance(piece, int):
+                result.append(piece)
+                after_space = False
+                continue
+            text = self._characters(piece)
+            if self._tidy:
+                text = _SPACES.sub(" ", text)
+                if after_space and text.startswith(" "):
+                    text = text[1:]
+                after_space = text.endswith(" ") if text else after_space
+            if text:
+                result.append(text)
+        if self._tidy and result and isinstance(last := result[-1], str):
+            result[-1:] = [stripped] if (stripped := last.rstrip(" ")) else []
+        return result

@@ -27,12 +27,15 @@ class SentencePieceBPE:
         scores: Sequence[float],
         byte_ids: Sequence[int | None],
         unknown: int,
+        *,
+        fuse_unknown: bool = False,
     ) -> None:
-        """`vocabulary`: text → id of all that text may become; `scores`: by id; `byte_ids`: by byte."""
+        """`vocabulary`: text → id of all that text may become; `scores`: by id; `byte_ids`: by byte; `fuse_unknown`:
+        a run of unknown bytes is one token."""
         self._vocabulary = dict(vocabulary)
         self._scores = scores
         self._byte_ids = byte_ids
-        self._unknown = unknown
+        self._unknown, self._fuse = unknown, fuse_unknown
         # Where two characters stand side by side in no token, no merge can cross between them: the text falls
         # into parts that merge independently, and can be remembered. In nearly all vocabularies a word's end
         # is such a place, which a pattern finds quickly; long words are looked at pair by pair.
@@ -50,6 +53,11 @@ class SentencePieceBPE:
             else:
                 for part in self._parts(word):
                     ids += self._cached(part) if len(part) <= LONG_WORD else self._merge(part)
+        if self._fuse and self._unknown in ids:
+            unknown = self._unknown
+            return [
+                id for id, before in zip(ids, [-1, *ids], strict=False) if id != unknown or before != unknown
+            ]
         return ids
 
     @cached_property

@@ -16,11 +16,11 @@ class Unigram:
         pieces: Sequence[str | None],
         scores: Sequence[float],
         unknown: int,
-        *,
-        byte_fallback: bool,
+        byte_ids: Sequence[int | None] | None,
         origin: str,
     ) -> None:
-        """`pieces`: by id, None for those that ordinary text never becomes; `scores`: log-probabilities, by id."""
+        """`pieces`: by id, None for those that ordinary text never becomes; `scores`: log-probabilities, by id;
+        `byte_ids`: what unknown characters become, by byte; None: `unknown`."""
         import tokenizers
         from tokenizers.models import Unigram as Model
 
@@ -29,10 +29,21 @@ class Unigram:
             (f"\ufdd0{id}\ufdd1" if piece is None else piece, score)
             for id, (piece, score) in enumerate(zip(pieces, scores, strict=True))
         ]
-        self._tokenizer = build(
-            lambda: tokenizers.Tokenizer(Model(named, unk_id=unknown, byte_fallback=byte_fallback)), origin
-        )
+        self._tokenizer = build(lambda: tokenizers.Tokenizer(Model(named, unk_id=unknown)), origin)
+        self._unknown, self._byte_ids = unknown, byte_ids
 
     def encode(self, text: str) -> list[int]:
         """Ids of normalized `text`, which holds no special token and no lone surrogate. Thread-safe."""
-        return encode(self._tokenizer, text.replace(" ", SPACE))
+        text = text.replace(" ", SPACE)
+        ids = encode(self._tokenizer, text)
+        if self._byte_ids is None or self._unknown not in ids:
+            return ids
+        result: list[int] = []
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id == self._unknown:
+                found = [self._byte_ids[byte] for byte in text[start:end].encode("utf-8")]
+                result += [self._unknown if id is None else id for id in found]
+            else:
+                result.append(id)
+        return result

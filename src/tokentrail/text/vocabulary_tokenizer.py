@@ -55,13 +55,20 @@ class VocabularyTokenizer(Tokenizer):
         types = self._types
         special = {t: i for t, i in self._ids.items() if types[i] in (UNKNOWN, CONTROL, USER_DEFINED)}
         own = {t: i for t, i in special.items() if types[i] == USER_DEFINED}
+        self._words = SpecialTokenSplitter(own)
+        self._inline_words = source.like_sentencepiece
+        if source.like_sentencepiece:
+            special = {t: i for t, i in special.items() if t not in own}
+            own = {}
         self._all_special, self._user_defined = SpecialTokenSplitter(special), SpecialTokenSplitter(own)
 
         self._normalize = Normalizer(source, origin)
         self._eos_token_id = source.eos_token_id
         self._space_prefix = False
+        self._prefix_again = not source.prefix_once
+        """Whether the space comes before a text that follows a special token, too …"""
         self._prefix_everywhere = False
-        """Whether the space comes before every stretch of text, not only those that follow a special token."""
+        """… and before all others."""
         self._byte_level = False
         self._model: _Model
         bos = eos = False
@@ -111,21 +118,24 @@ class VocabularyTokenizer(Tokenizer):
         return rule.add_bos
 
     def _build_sentencepiece(self, source: TokenizerSource) -> bool:
-        types = self._types
-        vocabulary = {t: i for t, i in self._ids.items() if types[i] not in (CONTROL, UNKNOWN, BYTE)}
-        byte_ids = [self._ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+        types, never = self._types, [CONTROL, UNKNOWN, BYTE]
+        if self._inline_words:
+            never.append(USER_DEFINED)
+        vocabulary = {t: i for t, i in self._ids.items() if types[i] not in never}
         # SentencePiece's own default ids, which some files leave out.
         unknown = 0 if source.unk_token_id is None else source.unk_token_id
         if self.bos_token_id is None and self.vocab_size > 1:
             self.bos_token_id = 1
-        self._model = SentencePieceBPE(vocabulary, self._scores(source), byte_ids, unknown)
+        self._model = SentencePieceBPE(
+            vocabulary, self._scores(source), self._byte_ids(), unknown, fuse_unknown=self._inline_words
+        )
         self._space_prefix = source.add_space_prefix is not False
         return True
 
     def _build_unigram(self, source: TokenizerSource, origin: str) -> bool:
         types = self._types
-        byte_fallback = BYTE in types
-        matched = (NORMAL, USER_DEFINED, UNUSED, BYTE)
+        matched = [NORMAL, UNUSED] if self._inline_words else [NORMAL, UNUSED, USER_DEFINED]
+        byte_ids = self._byte_ids() if self._inline_words and BYTE in types else None
         pieces = [text if kind in matched else None for text, kind in zip(self._tokens, types, strict=True)]
         scores = [
             score if kind == NORMAL else 0.0 for score, kind in zip(self._scores(source), types, strict=True)
@@ -134,9 +144,12 @@ class VocabularyTokenizer(Tokenizer):
         unknown = min(2, self.vocab_size - 1) if source.unk_token_id is None else source.unk_token_id
         if self._eos_token_id is None and self.vocab_size > 1:
             self._eos_token_id = 1
-        self._model = Unigram(pieces, scores, unknown, byte_fallback=byte_fallback, origin=origin)
+        self._model = Unigram(pieces, scores, unknown, byte_ids, origin)
         self._space_prefix = self._prefix_everywhere = source.add_space_prefix is True
         return True
+
+    def _byte_ids(self) -> list[int | None]:
+        return [self._ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
     def _scores(self, source: TokenizerSource) -> list[float]:
         return [0.0] * self.vocab_size if source.scores is None else source.scores.tolist()
@@ -153,12 +166,33 @@ class VocabularyTokenizer(Tokenizer):
         for piece in splitter.split(text):
             if isinstance(piece, int):
                 ids.append(piece)
-                prefix = self._space_prefix
-            elif piece := self._normalize(piece):
-                ids += self._model.encode(" " + piece if prefix else piece)
+                prefix = self._space_prefix and self._prefix_again
+            else:
+                ids += (
+                    self._among_words(piece, prefix) if self._inline_words else self._ordinary(piece, prefix)
+                )
                 prefix = self._prefix_everywhere
         if add_special_tokens and self.add_eos and self._eos_token_id is not None:
             ids.append(self._eos_token_id)
+        return ids
+
+    def _ordinary(self, text: str, prefix: bool) -> list[int]:
+        text = self._normalize(text)
+        if self._prefix_everywhere and not text.strip(" "):
+            prefix = False  # T5's comes before a word
+        return self._model.encode(" " + text if prefix else text) if text else []
+
+    def _among_words(self, text: str, prefix: bool) -> list[int]:
+        """The same for text in which user-defined tokens may stand."""
+        pieces = self._normalize.among_tokens(self._words.split(text))
+        if prefix and pieces:
+            pieces = [" " + pieces[0], *pieces[1:]] if isinstance(pieces[0], str) else [" ", *pieces]
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self._model.encode(piece)
         return ids
 
     # --- ids → text ----------------------------------------------------------------------------------
