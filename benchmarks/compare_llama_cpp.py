@@ -374,7 +374,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", type=Path, help="GGUF file; default: the demo model")
     which.add_argument(
-        "--random", choices=["Q4_0", "Q8_0"], help="a model of 1.2 billion random weights instead"
+        "--random", metavar="FORMAT", help="a model of 1.2 billion random weights instead, such as Q4_0"
     )
     parser.add_argument("--threads", type=int, default=cores, help="for both sides")
     parser.add_argument(

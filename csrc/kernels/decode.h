@@ -26,12 +26,8 @@ inline uint32_t half_at(const uint8_t* p) {
   return half;
 }
 
-// Eight magnitudes with the signs of eight bits, around SIGNED_ZERO: no byte carries into its neighbour.
-inline uint64_t with_signs(uint64_t magnitudes, uint64_t signs) {
-  return magnitudes + 0x4040404040404040u - 2 * (magnitudes & SIGN_MASKS.at[signs]);
-}
-// Seven signs, and an eighth that makes their number even.
-inline uint64_t even_signs(uint32_t seven) { return seven | (uint64_t)__builtin_parity(seven) << 7; }
+// Eight magnitudes, of which a mask names those below zero, around SIGNED_ZERO: no byte carries into its neighbour.
+inline uint64_t with_signs(uint64_t magnitudes, uint64_t mask) { return magnitudes + 0x4040404040404040u - 2 * (magnitudes & mask); }
 // Values 8 g - 1 or 8 g + 1 around SHIFTED_ZERO.
 inline uint64_t shifted(uint64_t values, bool down) { return down ? values - 0x0101010101010101u : values + 0x0101010101010101u; }
 
@@ -39,21 +35,21 @@ inline uint64_t shifted(uint64_t values, bool down) { return down ? values - 0x0
 template <Layout L> inline uint64_t grid_values(const uint8_t* record, int c, int o) {
   const uint8_t *word = record + 4 * c, *bytes = record + shape_of(L).words * 64 + c;
   if constexpr (L == Layout::IQ2_XXS) {
-    return with_signs(IQ2XXS_CODEBOOK[word[o]], even_signs(word_at(word + 64) >> 7 * o & 127));
+    return with_signs(IQ2XXS_CODEBOOK[word[o]], EVEN_SIGN_MASKS.at[word_at(word + 64) >> 7 * o & 127]);
   } else if constexpr (L == Layout::IQ2_XS) {
     const uint32_t index = half_at(word + o / 2 * 64 + o % 2 * 2);
-    return with_signs(IQ2XS_CODEBOOK[index & 511], even_signs(index >> 9));
+    return with_signs(IQ2XS_CODEBOOK[index & 511], EVEN_SIGN_MASKS.at[index >> 9]);
   } else if constexpr (L == Layout::IQ2_S) {
-    return with_signs(IQ2S_CODEBOOK[word[o] | (bytes[0] >> 2 * o & 3) << 8], word[64 + o]);
+    return with_signs(IQ2S_CODEBOOK[word[o] | (bytes[0] >> 2 * o & 3) << 8], SIGN_MASKS.at[word[64 + o]]);
   } else if constexpr (L == Layout::IQ3_XXS) {
     const uint8_t* index = word + o / 2 * 64 + o % 2 * 2;
     return with_signs(IQ3XXS_CODEBOOK[index[0]] | (uint64_t)IQ3XXS_CODEBOOK[index[1]] << 32,
-                      even_signs(word_at(word + 128) >> 7 * o & 127));
+                      EVEN_SIGN_MASKS.at[word_at(word + 128) >> 7 * o & 127]);
   } else if constexpr (L == Layout::IQ3_S) {
     const uint8_t* index = word + o / 2 * 64 + o % 2 * 2;
     const int high = bytes[0] >> 2 * o;
     return with_signs(IQ3S_CODEBOOK[index[0] | (high & 1) << 8] | (uint64_t)IQ3S_CODEBOOK[index[1] | (high & 2) << 7] << 32,
-                      word[128 + o]);
+                      SIGN_MASKS.at[word[128 + o]]);
   } else if constexpr (L == Layout::IQ1_S) {
     const int high = bytes[0] | bytes[PANEL] << 8;
     return shifted(SHIFTED_GRID.at[word[o] | (high >> 3 * o & 7) << 8], high >> 15);
@@ -66,6 +62,7 @@ template <Layout L> inline uint64_t grid_values(const uint8_t* record, int c, in
 
 template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
   for (int c = 0; c < PANEL; ++c)
+#pragma GCC unroll 4
     for (int o = 0; o < 4; ++o) {
       const uint64_t values = grid_values<L>(record, c, o);
       const uint32_t first = (uint32_t)values, second = (uint32_t)(values >> 32);

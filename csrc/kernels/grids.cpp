@@ -24,9 +24,20 @@ constexpr Table<uint64_t, 256> sign_masks() {
   return masks;
 }
 
+constexpr Table<uint64_t, 128> even_sign_masks() {
+  Table<uint64_t, 128> masks{};
+  for (int i = 0; i < 128; ++i) {
+    int number = 0;
+    for (int bit = 0; bit < 7; ++bit) number += i >> bit & 1;
+    masks.at[i] = sign_masks().at[i | number % 2 << 7];
+  }
+  return masks;
+}
+
 }  // namespace
 
 constinit const Table<uint64_t, 2048> SHIFTED_GRID = shifted_grid();
 constinit const Table<uint64_t, 256> SIGN_MASKS = sign_masks();
+constinit const Table<uint64_t, 128> EVEN_SIGN_MASKS = even_sign_masks();
 
 }  // namespace tt

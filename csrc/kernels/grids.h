@@ -12,7 +12,8 @@ template <class Entry, int N> struct Table {
   Entry at[N];
 };
 
-extern const Table<uint64_t, 2048> SHIFTED_GRID;  // the codebook of IQ1 times 8, plus SHIFTED_ZERO
-extern const Table<uint64_t, 256> SIGN_MASKS;     // eight bits as eight bytes, 0xFF where a bit is set
+extern const Table<uint64_t, 2048> SHIFTED_GRID;    // the codebook of IQ1 times 8, plus SHIFTED_ZERO
+extern const Table<uint64_t, 256> SIGN_MASKS;       // eight bits as eight bytes, 0xFF where a bit is set
+extern const Table<uint64_t, 128> EVEN_SIGN_MASKS;  // of seven bits and an eighth that makes their number even
 
 }  // namespace tt

@@ -1,6 +1,6 @@
 // Products with integer layouts whose values stand in planes of bits, or in tables.
 //
-// A single row reads planes into registers. For more rows, a chunk of a panel's groups is decoded once and multiplied with all
+// Tiles of a few rows read planes into registers. For more rows, a chunk of a panel's groups is decoded once and multiplied with all
 // of them, while it is in the first-level cache; sums wait in memory meanwhile. Where halves of a group have scales of their
 // own: part = float(dot_0) * scale_0, part = fma(float(dot_1), scale_1, part), acc = fma(part, step, acc), and minima with the
 // halves' sums; else as in matmul.cpp. The same for any number of rows.
@@ -12,6 +12,8 @@ namespace tt::TT_ISA {
 namespace {
 
 constexpr int BLOCK_ROWS = 126;  // rows whose sums are kept beside a chunk
+// Rows for which planes are put together anew in each tile, rather than once in memory.
+template <int H> constexpr int FEW_ROWS = H == 1 ? 48 : 12;
 
 // What a group adds to one row and panel, when all its products are there.
 template <int H, bool Min>
@@ -21,47 +23,85 @@ inline void add_minima(VF& acc, const VF* min, float step, float dsum, const int
     for (int h = 0; h < 2; ++h) acc = fma(min[h], set1(step * (float)halves[h]), acc);
 }
 
-// One row times one panel of planes.
-template <Layout L>
-inline void row_of_planes(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
-                          const float* residual, float* out) {
+// MR rows times one panel of planes, which stay in registers.
+template <Layout L, int MR>
+inline void tile_of_planes(const Matrix& w, const Activation& x, int64_t row, int64_t panel, size_t ahead, const float* bias,
+                           const float* residual, float* out) {
   constexpr Shape S = shape_of(L);
   constexpr Kind T = kind_of(L);
   constexpr int H = T.halves, RUNS = 8 / H, ZERO = zero_of<L>();
   constexpr size_t HEADER = S.header_bytes(), RECORD = S.record_bytes();
-  const int64_t groups = w.k / GROUP, first = row * groups, per_block = (S.block ? S.block : w.group) / GROUP;
+  const int64_t groups = w.k / GROUP, per_block = (S.block ? S.block : w.group) / GROUP;
   const uint8_t* at = w.data + (size_t)panel * w.panel_bytes;
   const int8_t *low = x.low + row * w.k, *high = x.high + row * w.k;
-  VF acc = zero();
+  VF acc[MR];
+  for (int r = 0; r < MR; ++r) acc[r] = zero();
   for (int64_t g = 0; g < groups;) {
-    VF d, m;
-    read_header<L>(at, d, m);
+    const uint8_t* header = at;
     at += HEADER;
     for (const int64_t end = g + per_block; g < end; ++g, at += RECORD) {
-      for (size_t i = 0; i < RECORD; i += 64) __builtin_prefetch(at + i + ahead);
+      if (ahead)
+        for (size_t i = 0; i < RECORD; i += 64) __builtin_prefetch(at + i + ahead);
+      const int64_t first = row * groups + g;
       VI q[8];
       unpack<L>(at, q);
-      Factors f;
-      read_factors<L>(d, m, at, f);
-      VI dot[H];
-      for (int h = 0; h < H; ++h) dot[h] = set1i(-ZERO * (H == 1 ? x.sum[first + g] : x.halves[2 * (first + g) + h]));
-      if (const int wide = x.wide[first + g]) {
+      VI dot[H][MR];
+      for (int h = 0; h < H; ++h)
+        for (int r = 0; r < MR; ++r) {
+          const int64_t at_row = first + r * groups;
+          dot[h][r] = ZERO ? set1i(-ZERO * (H == 1 ? x.sum[at_row] : x.halves[2 * at_row + h])) : set1i(0);
+        }
+      int wide = 0;
+      for (int r = 0; r < MR; ++r) wide |= x.wide[first + r * groups];
+      if (wide) {
         alignas(64) uint8_t bytes[GROUP * PANEL];
         for (int j = 0; j < 8; ++j) storei(bytes + 64 * j, q[j]);
-        for (int h = 0; h < H; ++h) {
-          VI runs[1] = {set1i(0)};
-          dot_byte_runs<T.full, 1>(wide >> RUNS * h & ((1 << RUNS) - 1), bytes + 64 * RUNS * h, 0, high + g * GROUP + 4 * RUNS * h, runs);
-          dot[h] = dot[h] + shl<4>(runs[0]);
-        }
+#pragma GCC unroll 6
+        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 2
+          for (int h = 0; h < H; ++h) {
+            VI runs[1] = {set1i(0)};
+            dot_byte_runs<T.full, 1>(x.wide[first + r * groups] >> RUNS * h & ((1 << RUNS) - 1), bytes + 64 * RUNS * h, 0,
+                                     high + r * w.k + g * GROUP + 4 * RUNS * h, runs);
+            dot[h][r] = dot[h][r] + shl<4>(runs[0]);
+          }
       }
-      for (int j = 0; j < 8; ++j) dot[j / RUNS] = product<T.full>(dot[j / RUNS], q[j], broadcast4(low + g * GROUP + 4 * j));
-      const float step = x.step[first + g];
-      if constexpr (H == 1) acc = fma(to_float(dot[0]), f.scale[0] * set1(step), acc);
-      else acc = fma(fma(to_float(dot[1]), f.scale[1], to_float(dot[0]) * f.scale[0]), set1(step), acc);
-      add_minima<H, T.min>(acc, f.min, step, x.dsum[first + g], x.halves + 2 * (first + g));
+      for (int j = 0; j < 8; ++j)
+        for (int r = 0; r < MR; ++r)
+          dot[j / RUNS][r] = product<T.full>(dot[j / RUNS][r], q[j], broadcast4(low + r * w.k + g * GROUP + 4 * j));
+      VF d, m;
+      read_header<L>(header, d, m);
+      Factors f;
+      read_factors<L>(d, m, at, f);
+      for (int r = 0; r < MR; ++r) {
+        const int64_t at_row = first + r * groups;
+        const float step = x.step[at_row];
+        if constexpr (H == 1) acc[r] = fma(to_float(dot[0][r]), f.scale[0] * set1(step), acc[r]);
+        else acc[r] = fma(fma(to_float(dot[1][r]), f.scale[1], to_float(dot[0][r]) * f.scale[0]), set1(step), acc[r]);
+        add_minima<H, T.min>(acc[r], f.min, step, x.dsum[at_row], x.halves + 2 * at_row);
+      }
     }
   }
-  finish(acc, row, panel, w.n, bias, residual, out);
+  for (int r = 0; r < MR; ++r) finish(acc[r], row + r, panel, w.n, bias, residual, out);
+}
+
+// The rows in tiles of nearly equal height; the first one has the panel fetched into the cache.
+template <Layout L>
+void rows_of_planes(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel, const float* bias,
+                    const float* residual, float* out) {
+  size_t ahead = row1 - row0 == 1 ? 4096 : w.panel_bytes;
+  for (int64_t row = row0, tiles = (row1 - row0 + ROWS - 1) / ROWS; tiles; --tiles, ahead = 0) {
+    const int64_t rows = (row1 - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 1: tile_of_planes<L, 1>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 2: tile_of_planes<L, 2>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 3: tile_of_planes<L, 3>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 4: tile_of_planes<L, 4>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 5: if constexpr (ROWS >= 5) tile_of_planes<L, 5>(w, x, row, panel, ahead, bias, residual, out); break;
+      case 6: if constexpr (ROWS >= 6) tile_of_planes<L, 6>(w, x, row, panel, ahead, bias, residual, out); break;
+    }
+    row += rows;
+  }
 }
 
 // A chunk decoded of NP panels: groups [group, group + count) of K.
@@ -130,15 +170,16 @@ inline void tile_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t ro
 // Rows [row0, row1) times a chunk, in tiles of nearly equal height.
 template <int H, bool Min, bool Full, int NP>
 __attribute__((noinline)) void rows_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t row0, int64_t row1, float* sums) {
-  for (int64_t row = row0, tiles = (row1 - row0 + ROWS - 1) / ROWS; tiles; --tiles) {
+  constexpr int MOST = H == 2 && ROWS > 4 ? 4 : ROWS;  // two sums a row
+  for (int64_t row = row0, tiles = (row1 - row0 + MOST - 1) / MOST; tiles; --tiles) {
     const int64_t rows = (row1 - row + tiles - 1) / tiles;
     switch (rows) {
       case 1: tile_decoded<H, Min, Full, 1, NP>(chunk, x, row, sums); break;
       case 2: tile_decoded<H, Min, Full, 2, NP>(chunk, x, row, sums); break;
       case 3: tile_decoded<H, Min, Full, 3, NP>(chunk, x, row, sums); break;
       case 4: tile_decoded<H, Min, Full, 4, NP>(chunk, x, row, sums); break;
-      case 5: if constexpr (ROWS >= 5) tile_decoded<H, Min, Full, 5, NP>(chunk, x, row, sums); break;
-      case 6: if constexpr (ROWS >= 6) tile_decoded<H, Min, Full, 6, NP>(chunk, x, row, sums); break;
+      case 5: if constexpr (MOST >= 5) tile_decoded<H, Min, Full, 5, NP>(chunk, x, row, sums); break;
+      case 6: if constexpr (MOST >= 6) tile_decoded<H, Min, Full, 6, NP>(chunk, x, row, sums); break;
     }
     row += rows;
     sums += rows * NP * PANEL;
@@ -172,8 +213,8 @@ void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t r
                    const float* bias, const float* residual, float* out) {
   int64_t panel = panel0;
   if constexpr (kind_of(L).form == Form::PLANES)
-    if (row1 - row0 == 1)
-      for (; panel < panel1; ++panel) row_of_planes<L>(w, x, row0, panel, 4096, bias, residual, out);
+    if (row1 - row0 <= FEW_ROWS<kind_of(L).halves>)
+      for (; panel < panel1; ++panel) rows_of_planes<L>(w, x, row0, row1, panel, bias, residual, out);
   for (; panel + PANELS <= panel1; panel += PANELS) panels_decoded<L, PANELS>(w, x, row0, row1, panel, bias, residual, out);
   if constexpr (PANELS > 1)
     for (; panel < panel1; ++panel) panels_decoded<L, 1>(w, x, row0, row1, panel, bias, residual, out);
