@@ -14,7 +14,7 @@ namespace tt {
 namespace {
 
 constexpr int64_t MAX_SIZE = int64_t(1) << 24;  // of a buffer's rows and columns: their product in bytes cannot overflow
-constexpr int64_t ROW_BLOCK = 126;  // rows of a matrix product whose activations stay in the second-level cache
+constexpr int64_t ROW_BLOCK = 132;  // rows of a matrix product whose activations stay in the second-level cache
 
 }  // namespace
 

@@ -11,7 +11,7 @@ namespace tt::TT_ISA {
 
 namespace {
 
-constexpr int BLOCK_ROWS = 126;  // rows whose sums are kept beside a chunk
+constexpr int BLOCK_ROWS = 132;  // rows whose sums are kept beside a chunk
 // Rows for which planes are put together anew in each tile, rather than once in memory.
 template <int H> constexpr int FEW_ROWS = H == 1 ? 48 : 12;
 
