@@ -271,11 +271,11 @@ NB_MODULE(_native, m) {
         p.matrices.push_back(w);
         p.linear(x, w.matrix, bias ? p.keep(*bias, w.matrix.n) : nullptr, residual, out);
       }, "x"_a, "w"_a, "bias"_a.none(), "residual"_a, "out"_a)
-      .def("rope_angles", [](BoundProgram& p, std::vector<double> frequencies, float magnitude, int out) {
+      .def("rope_angles", [](BoundProgram& p, std::vector<double> frequencies, float magnitude, double growth, int period, int out) {
         p.check_buffer(out);
         if (p.dim(out) != 2 * (int64_t)frequencies.size()) throw std::invalid_argument("angles take two values a frequency");
-        p.rope_angles(std::move(frequencies), magnitude, out);
-      }, "frequencies"_a, "magnitude"_a, "out"_a)
+        p.rope_angles(std::move(frequencies), magnitude, growth, period, out);
+      }, "frequencies"_a, "magnitude"_a, "growth"_a, "period"_a, "out"_a)
       .def("rope", [](BoundProgram& p, int x, int heads, int head_dim, int dim, bool interleaved, int angles) {
         p.check_buffer(x), p.check_buffer(angles);
         if (heads <= 0 || dim <= 0 || dim % 2 || dim > head_dim || (int64_t)heads * head_dim != p.dim(x) || p.dim(angles) != dim)

@@ -105,10 +105,11 @@ void Program::linear(int x, const Matrix& w, const float* bias, int residual, in
   c.x = x, c.y = residual, c.w = w, c.weight = bias, c.out = out;
 }
 
-void Program::rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out) {
+void Program::rope_angles(std::vector<double> inverse_frequencies, float magnitude, double growth, int period, int out) {
+  if (period <= 0) throw std::invalid_argument("a period must be positive");
   need(out, Rows::TOKENS, 2 * (int64_t)inverse_frequencies.size());
   Call& c = push(Kind::ANGLES, {}, {out});
-  c.frequencies = std::move(inverse_frequencies), c.a = magnitude, c.out = out;
+  c.frequencies = std::move(inverse_frequencies), c.a = magnitude, c.growth = growth, c.i0 = period, c.out = out;
 }
 
 void Program::rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles) {
@@ -432,11 +433,13 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       const int64_t n = (int64_t)c.frequencies.size();
       each_row(index, rows, grain, [&](int64_t r) {
         float *cosine = at(c.out, r), *sine = cosine + n;
+        const int32_t periods = s.positions[r] / c.i0;
+        const float magnitude = c.growth != 0 && periods ? (float)((double)c.a * (1.0 + c.growth * log64(1.0 + periods))) : c.a;
         for (int64_t i = 0; i < n; ++i) {
           double sn, cs;
           sincos64((double)s.positions[r] * c.frequencies[i], &sn, &cs);
-          cosine[i] = (float)cs * c.a;
-          sine[i] = (float)sn * c.a;
+          cosine[i] = (float)cs * magnitude;
+          sine[i] = (float)sn * magnitude;
         }
       });
       break;

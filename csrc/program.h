@@ -48,7 +48,8 @@ class Program {
   void embedding(const Matrix& table, float scale, int out);
   void rms_norm(int x, const float* weight, float eps, float weight_offset, int heads, int out);  // x / rms of each head; may be in place
   void linear(int x, const Matrix& w, const float* bias, int residual, int out);  // residual -1: none
-  void rope_angles(std::vector<double> inverse_frequencies, float magnitude, int out);  // out [tokens, 2 * n]: cos, sin
+  // out [tokens, 2 * n]: cos and sin times magnitude * (1 + growth * ln(1 + position / period)), whole periods counting.
+  void rope_angles(std::vector<double> inverse_frequencies, float magnitude, double growth, int period, int out);
   void rope(int x, int heads, int head_dim, int dim, bool interleaved, int angles);     // in place
   void kv_store(int k, int v, int layer);
   void attention(int q, int heads, float scale, int window, float softcap, const float* sinks, int layer, int out);  // sinks: or null
@@ -91,6 +92,7 @@ class Program {
     Matrix w{};
     const float* weight = nullptr;
     float a = 0, b = 0;
+    double growth = 0;
     int i0 = 0, i1 = 0, i2 = 0, layer = -1;
     bool flag = false;
     std::vector<double> frequencies;

@@ -15,11 +15,11 @@ import pytest
 class LlamaCpp:
     """A model opened by llama.cpp. It is closed when the object is dropped."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, context: int = 128) -> None:
         xllamacpp = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
-        params.n_ctx = 128
+        params.n_ctx = context
         params.n_parallel = 1
         params.cpuparams.n_threads = 1
         params.warmup = False

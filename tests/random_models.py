@@ -53,7 +53,8 @@ def random_weights(config: ModelConfig, *, seed: int = 0, biases: bool = False) 
     required, optional = tensor_shapes(config)
     shapes = dict(required)
     if biases:
-        shapes |= {name: shape for name, shape in optional.items() if name.endswith(".bias")}
+        layers = {name: shape for name, shape in optional.items() if name.startswith("layers.")}
+        shapes |= {name: shape for name, shape in layers.items() if name.endswith(".bias")}
     weights = {}
     for name in sorted(shapes):
         shape = shapes[name]

@@ -144,6 +144,26 @@ CASES: dict[str, Case] = {
         settings(head_dim=16, sliding_window=8, num_hidden_layers=3, layer_types=alternating(3, 2)),
         matters=({"sliding_window": None}, {"layer_types": ["sliding_attention"] * 3}),
     ),
+    "ministral3": Case(
+        "Ministral3Config",
+        settings(
+            head_dim=16,
+            **rope(
+                "yarn",
+                1e6,
+                factor=16.0,
+                original_max_position_embeddings=8,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.4,
+            ),
+        ),
+        matters=(
+            rope(
+                "yarn", 1e6, factor=16.0, original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0
+            ),
+        ),
+    ),
     "internlm3": Case("InternLM3Config", settings(qkv_bias=True, bias=True, head_dim=16)),
     "qwen2": Case("Qwen2Config", settings()),
     "qwen2-window": Case(

@@ -5,6 +5,7 @@ The golden files come from `scripts/make_golden.py`; tests marked `oracle` ask t
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,46 @@ def test_what_a_case_is_about_matters(
         model = Model(opened(saved[name], tmp_path, **change), backend, context=CASES[name].context)
         got = model.at_once(CASES[name].tokens())
         assert np.abs(got - golden[name]).max() > 1e-2 * np.abs(golden[name]).max(), change
+
+
+def as_version_4(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json as transformers 4 wrote it: `rope_theta` beside `rope_scaling`, a pattern, not kinds of layers."""
+    config = copy.deepcopy(config)
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
+        rope = rope["full_attention"]
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["partial_rotary_factor"] = rope.pop("partial_rotary_factor", 1.0)
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    return config
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_configurations_of_transformers_4(name: str, saved: dict[str, Any], tmp_path: Path) -> None:
+    new = opened(saved[name], tmp_path / "new").config
+    old = {**saved[name], "config": as_version_4(saved[name]["config"])}
+    assert opened(old, tmp_path / "old").config == new
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_text_model_of_a_multimodal_checkpoint(
+    prefix: str, saved: dict[str, Any], golden: dict[str, F32], backend: NativeBackend, tmp_path: Path
+) -> None:
+    text = saved["gemma3"]
+    case = {
+        "config": {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "text_config": text["config"],
+            "vision_config": {"model_type": "siglip_vision_model"},
+        },
+        "shapes": {name.replace("model.", prefix, 1): shape for name, shape in text["shapes"].items()}
+        | {"vision_tower.vision_model.post_layernorm.weight": [8]},
+    }
+    model = Model(opened(case, tmp_path), backend)
+    assert_relative(model.at_once(CASES["gemma3"].tokens()), golden["gemma3"])
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -334,7 +334,7 @@ def test_random_steps(isa: str, pool: Any, seed: int) -> None:
         ]
     )
     angles, out = program.buffer(False, 16, False), program.buffer(True, 40, False)
-    program.rope_angles([1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001], 1.0, angles)
+    program.rope_angles([1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001], 1.0, 0.1, 8, angles)
     program.embedding(pack(pool, "Q8_0", 40, 64, fill=7), 1.0, x)
     program.rms_norm(x, np.ones(64, np.float32), 1e-5, 0.0, 1, h)
     for buffer, n in ((q, 64), (k, 32), (v, 32)):
@@ -425,7 +425,9 @@ def test_random_programs(isa: str, pool: Any, seed: int) -> None:
                 lambda integer=integer: program.rms_norm(some(), vector(), 1e-5, 1.0, integer, some()),
                 lambda matrix=matrix: program.linear(some(), matrix, None, maybe(), some()),
                 lambda matrix=matrix: program.linear(some(), matrix, vector(), -1, some()),
-                lambda: program.rope_angles([0.5] * int(random.choice([8, 16, 3])), 1.0, some()),
+                lambda integer=integer: program.rope_angles(
+                    [0.5] * int(random.choice([8, 16, 3])), 1.0, 0.5, integer, some()
+                ),
                 lambda integer=integer: program.rope(some(), integer, 16, 16, True, some()),
                 lambda: program.rope(some(), int(random.choice([1, 2])), 16, 16, False, some()),
                 lambda: program.kv_store(some(), some(), int(random.integers(-1, 3))),

@@ -222,10 +222,19 @@ def test_embedding_is_dequantization(format: str, vocab: int, width: int, seed: 
     start=st.integers(0, 150_000),
     theta=st.sampled_from([1e4, 1e5, 5e5, 1e6]),
     magnitude=st.sampled_from([1.0, 1.2]),
+    growth=st.sampled_from([0.0, 0.0, 0.1]),
     seed=SEEDS,
 )
 def test_rope(
-    heads: int, half: int, rest: int, interleaved: bool, start: int, theta: float, magnitude: float, seed: int
+    heads: int,
+    half: int,
+    rest: int,
+    interleaved: bool,
+    start: int,
+    theta: float,
+    magnitude: float,
+    growth: float,
+    seed: int,
 ) -> None:
     """Both pairings, heads of which only the first part is rotated, and positions far out."""
     rows, head_dim = 5, 2 * half + rest
@@ -233,7 +242,7 @@ def test_rope(
     frequencies = native(ISAS[0]).rope_frequencies(2 * half, theta)
 
     def record(backend: Backend, ops: Recorder) -> Value:
-        angles = ops.rope_angles(frequencies, magnitude=magnitude)
+        angles = ops.rope_angles(frequencies, magnitude=magnitude, growth=growth, period=1000)
         return ops.rope(feed(backend, ops, x), angles, heads=heads, interleaved=interleaved)
 
     blocks = [0] * ((start + rows) // 256 + 1)
@@ -241,7 +250,9 @@ def test_rope(
     step = Step([Run(range(rows), start, blocks)])
     expected = exact(harness, step)
     reach = np.abs(x.astype(np.float64)).reshape(rows, heads, -1).max(-1, keepdims=True)
-    bound = np.broadcast_to(8 * EPS * magnitude * reach, (rows, heads, head_dim)).reshape(rows, -1)
+    bound = np.broadcast_to(
+        8 * EPS * magnitude * (1 + growth * math.log(200)) * reach, (rows, heads, head_dim)
+    ).reshape(rows, -1)
     for isa in ISAS:
         got = forward(harness.compile(native(isa)), step)
         assert_within(got, expected, bound, f"{isa} start {start} seed {seed}")

@@ -31,6 +31,7 @@ LAYER_TENSORS = {
     "attn_q": "q",
     "attn_k": "k",
     "attn_v": "v",
+    "attn_qkv": "qkv",
     "attn_q_norm": "q_norm",
     "attn_k_norm": "k_norm",
     "attn_output": "o",
@@ -51,6 +52,8 @@ LAYER_TENSORS = {
     "ffn_gate_inp_shexp": "shared_gate",
 }
 """`experts.*` are stacks of all experts' matrices, which `gguf_experts.py` takes apart."""
+GATE_WITH_UP = {"ffn_up": "gate_up"}
+"""Where there is no `ffn_gate`, its rows stand before those of `ffn_up`."""
 IGNORED_LAYER_TENSORS = frozenset({"attn_rot_embd"})
 """Rotary frequencies that old converters stored; they follow from the metadata."""
 IGNORED = ""
@@ -213,14 +216,19 @@ def _rope(
     )
     if scaling != "yarn":
         return rope
-    # YaRN (arXiv:2309.00071): cos and sin are multiplied by 0.1 ln(factor) + 1, times the file's own factors.
+    # YaRN (arXiv:2309.00071): cos and sin are multiplied by 0.1 ln(factor) + 1, times the file's own factors. Models
+    # that have such a factor for scores beside divide by it: the logarithm's multiplier is of that one.
+    log = math.log(factor) if factor > 1.0 else 0.0
+    own /= 1.0 + 0.1 * log * metadata.number(
+        prefix + "rope.scaling.yarn_log_multiplier", low=0, high=100, default=0.0
+    )
     own *= metadata.number(
         prefix + "rope.scaling.yarn_attn_factor", low=0, high=100, open_low=True, default=1.0
     )
     return replace(
         rope,
         original_max_position=rope.original_max_position or context,
-        attention_factor=own * (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0),
+        attention_factor=own * (0.1 * log + 1.0),
         beta_fast=metadata.number(
             prefix + "rope.scaling.yarn_beta_fast", low=0, high=1e6, open_low=True, default=32.0
         ),
@@ -278,6 +286,14 @@ def _gpt_oss(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfi
     )
 
 
+def _mistral3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    """Ministral 3, whose queries grow with the position."""
+    growth = metadata.number(prefix + "attention.temperature_scale", low=0, high=100, default=0.0)
+    if growth and (config.rope.scaling != "yarn" or config.rope.dim != config.head_dim):
+        metadata.fail(prefix + "attention.temperature_scale", "0 without YaRN over whole heads")
+    return replace(config, rope=replace(config.rope, query_growth=growth))
+
+
 def _smollm3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
     """Each fourth layer has no positions; files do not say which."""
     layers = tuple((layer + 1) % 4 == 0 for layer in range(config.num_layers))
@@ -285,10 +301,12 @@ def _smollm3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfi
 
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {
+    "chatglm": GGUFArchitecture("llama", rope_interleaved=True, layer_tensors=GATE_WITH_UP),
     "ernie4_5": GGUFArchitecture("llama", rope_interleaved=True),
     "ernie4_5-moe": GGUFArchitecture("mixtral", rope_interleaved=True, moe=gguf_experts.ernie),
     "gemma2": GGUFArchitecture("gemma2", finish=_gemma2),
     "gemma3": GGUFArchitecture("gemma3", finish=_gemma3),
+    "glm4": GGUFArchitecture("glm4", rope_interleaved=True, layer_tensors=GATE_WITH_UP),
     "internlm2": GGUFArchitecture("llama", rope_interleaved=True),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",
@@ -297,6 +315,8 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
         layer_tensors={"post_attention_norm": "mlp_norm", "attn_sinks": "sinks"},
     ),
     "llama": GGUFArchitecture("llama", rope_interleaved=True, moe=gguf_experts.mixtral, moe_family="mixtral"),
+    "phi3": GGUFArchitecture("llama", layer_tensors=GATE_WITH_UP),
+    "mistral3": GGUFArchitecture("llama", rope_interleaved=True, finish=_mistral3),
     "qwen2": GGUFArchitecture("llama"),
     "qwen2moe": GGUFArchitecture("mixtral", moe=partial(gguf_experts.qwen, shared=True)),
     "qwen3": GGUFArchitecture("qwen3"),

@@ -7,7 +7,7 @@ all that concerns RoPE into one object, `rope_parameters`, and leaves out what e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 
 from tokentrail.checkpoints import hf_experts
 from tokentrail.checkpoints.errors import file_error, quoted
-from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Cut, Table
+from tokentrail.checkpoints.fused import gate_up, qkv
+from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Table
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import ModelConfig, MoeConfig, RopeConfig
 
@@ -35,18 +36,7 @@ DENSE_TENSORS: Table = {
 """What most dense decoders call the tensors of a layer."""
 HEAD_NORMS: Table = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
 """Norms of each query and key head."""
-
-
-def _qkv(config: ModelConfig) -> Sequence[Cut]:
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return Cut("q", 0, q), Cut("k", q, q + kv), Cut("v", q + kv)
-
-
-def _gate_up(config: ModelConfig) -> Sequence[Cut]:
-    return Cut("gate", 0, config.intermediate_size), Cut("up", config.intermediate_size)
-
-
-GLM_TENSORS: Table = {**DENSE_TENSORS, "mlp.gate_up_proj": _gate_up}
+GLM_TENSORS: Table = {**DENSE_TENSORS, "mlp.gate_up_proj": gate_up}
 GEMMA_TENSORS: Table = {
     **DENSE_TENSORS,
     "post_attention_layernorm": "attn_post_norm",
@@ -230,6 +220,10 @@ def rope(
         changes["beta_slow"] = given.number("beta_slow", low=0, high=1e6, default=0) or 1.0
         changes["truncate"] = given.flag("truncate", True)
         changes["attention_factor"] = _yarn_attention_factor(given, factor)
+        growth = given.number("llama_4_scaling_beta", low=0, high=100, default=0)
+        if growth and dim != head_dim:
+            given.fail("llama_4_scaling_beta", "0 where only a part of each head is rotated")
+        changes["query_growth"] = growth
     elif kind == "longrope":
         half = dim // 2
         changes["short_factors"] = given.numbers("short_factor", low=1e-6, high=1e6, length=half)
@@ -291,11 +285,11 @@ def _gemma(values: Metadata, entry: HFArchitecture, *, period: int) -> ModelConf
     windowed = config.windowed_layers
     if config.sliding_window is not None and not values.texts("layer_types"):
         windowed = tuple((layer + 1) % period != 0 for layer in range(config.num_layers))
-    scalar = values.number("query_pre_attn_scalar", low=0, high=1e6, open_low=True, default=256.0)
+    scalar = values.number("query_pre_attn_scalar", low=0, high=1e6, default=0.0)
     return replace(
         config,
         windowed_layers=windowed,
-        attention_scale=1 / math.sqrt(scalar),
+        attention_scale=1 / math.sqrt(scalar) if scalar else None,
         attention_softcap=values.number("attn_logit_softcapping", low=0, high=1e6, default=0.0),
         logit_softcap=values.number("final_logit_softcapping", low=0, high=1e6, default=0.0),
         embedding_scale=math.sqrt(config.hidden_size),
@@ -356,6 +350,7 @@ _GEMMA3 = HFArchitecture(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "rope_theta": 1e6,
     },
@@ -447,6 +442,7 @@ ARCHITECTURES: dict[str, HFArchitecture] = {
             "head_dim": 256,
             "num_key_value_heads": 4,
             "max_position_embeddings": 8192,
+            "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
@@ -473,11 +469,16 @@ ARCHITECTURES: dict[str, HFArchitecture] = {
     ),
     "llama": HFArchitecture(family="llama", config=dense_decoder),
     "ministral": _MISTRAL,
+    "ministral3": HFArchitecture(
+        family="llama",
+        config=dense_decoder,
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144},
+    ),
     "mistral": _MISTRAL,
     "phi3": HFArchitecture(
         family="llama",
         config=dense_decoder,
-        layer_tensors={**DENSE_TENSORS, "self_attn.qkv_proj": _qkv, "mlp.gate_up_proj": _gate_up},
+        layer_tensors={**DENSE_TENSORS, "self_attn.qkv_proj": qkv, "mlp.gate_up_proj": gate_up},
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "qwen2": HFArchitecture(

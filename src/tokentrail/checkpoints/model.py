@@ -33,6 +33,9 @@ class RopeConfig:
     """Multiplies cos and sin: the whole of it, YaRN's 0.1 ln(factor) + 1 included."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    query_growth: float = 0.0
+    """Beside YaRN: queries are multiplied by 1 + query_growth · ln(1 + ⌊position / original_max_position⌋), so that
+    attention stays sharp in long texts (Llama 4, Ministral 3)."""
     short_factors: tuple[float, ...] = ()
     """LongRoPE (arXiv:2402.13753): divisors of the dim / 2 frequencies for contexts up to `original_max_position` …"""
     long_factors: tuple[float, ...] = ()

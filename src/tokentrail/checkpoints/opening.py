@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
+from tokentrail.checkpoints.fused import cut_fused
 from tokentrail.checkpoints.gguf import GGUFFile
 from tokentrail.checkpoints.gguf_architectures import (
     IGNORED,
@@ -116,6 +117,7 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
             stored_names[name] = stored.name
     config = read_config(metadata, entry, vocab_size=len(tokenizer.tokens), tied="head" not in tensors)
     tensors, stored_names = take_apart(file.path, config, tensors, stored_names)
+    tensors, stored_names = cut_fused(file.path, config, tensors, stored_names)
     check_tensors(file.path, config, tensors, stored_names)
 
     template = metadata.text("tokenizer.chat_template", default="")

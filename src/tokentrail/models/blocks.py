@@ -6,6 +6,7 @@ A family's file says where these stand, which norms surround them, and what diff
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tokentrail.checkpoints import ModelConfig
 from tokentrail.models.rope import RopeAngles
@@ -17,8 +18,22 @@ def embedding(ops: Recorder, config: ModelConfig, w: Weights) -> Value:
     return ops.embedding(w.matrix("embed"), dim=config.hidden_size, scale=config.embedding_scale)
 
 
-def rotary(ops: Recorder, rope: RopeAngles) -> Value:
-    return ops.rope_angles(rope.frequencies, magnitude=rope.magnitude)
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines for queries and for keys: mostly the same."""
+
+    queries: Value
+    keys: Value
+
+
+def rotary(ops: Recorder, rope: RopeAngles) -> Rotation:
+    keys = ops.rope_angles(rope.frequencies, magnitude=rope.magnitude)
+    if not rope.growth:
+        return Rotation(keys, keys)
+    queries = ops.rope_angles(
+        rope.frequencies, magnitude=rope.magnitude, growth=rope.growth, period=rope.period
+    )
+    return Rotation(queries, keys)
 
 
 def attention(
@@ -28,7 +43,7 @@ def attention(
     h: Value,
     *,
     layer: int,
-    angles: Value | None,
+    angles: Rotation | None,
     head_norms: bool = False,
     sinks: bool = False,
     residual: Value | None = None,
@@ -45,8 +60,8 @@ def attention(
         q = ops.rms_norm(q, w.vector("q_norm"), eps=eps, weight_offset=offset, heads=heads)
         k = ops.rms_norm(k, w.vector("k_norm"), eps=eps, weight_offset=offset, heads=kv_heads)
     if angles is not None:
-        q = ops.rope(q, angles, heads=heads, interleaved=config.rope.interleaved)
-        k = ops.rope(k, angles, heads=kv_heads, interleaved=config.rope.interleaved)
+        q = ops.rope(q, angles.queries, heads=heads, interleaved=config.rope.interleaved)
+        k = ops.rope(k, angles.keys, heads=kv_heads, interleaved=config.rope.interleaved)
     ops.kv_store(k, v, layer=layer)
     a = ops.attention(
         q,

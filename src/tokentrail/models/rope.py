@@ -23,6 +23,9 @@ class RopeAngles:
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    growth: float = 0.0
+    """Queries are also multiplied by 1 + growth · ln(1 + ⌊position / period⌋)."""
+    period: int = 1
     windowed: RopeAngles | None = None
     """Those of layers with a sliding window, where they differ."""
 
@@ -50,7 +53,8 @@ def rope_angles(
     if config.scaling == "llama3":
         return RopeAngles(tuple(_llama3(f, config) for f in base), config.attention_factor)
     if config.scaling == "yarn":
-        return _yarn(base, config)
+        angles = RopeAngles(_yarn(base, config), config.attention_factor)
+        return replace(angles, growth=config.query_growth, period=config.original_max_position)
     if config.scaling == "longrope":
         long = context > config.original_max_position
         stretch = config.long_factors if long else config.short_factors
@@ -82,7 +86,7 @@ def _llama3(frequency: float, config: RopeConfig) -> float:
     return (1 - smooth) * frequency / config.factor + smooth * frequency
 
 
-def _yarn(base: tuple[float, ...], config: RopeConfig) -> RopeAngles:
+def _yarn(base: tuple[float, ...], config: RopeConfig) -> tuple[float, ...]:
     """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolate dimensions that turn few times within the context."""
     original = config.original_max_position
 
@@ -97,4 +101,4 @@ def _yarn(base: tuple[float, ...], config: RopeConfig) -> RopeAngles:
     for i, f in enumerate(base):
         ramp = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
         frequencies.append(f / config.factor * ramp + f * (1 - ramp))
-    return RopeAngles(tuple(frequencies), config.attention_factor)
+    return tuple(frequencies)

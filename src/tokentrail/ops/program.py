@@ -174,10 +174,22 @@ class Recorder:
             self._gathered[key] = self._record("gather_columns", (x,), x.rows, x.dim, (columns,))
         return self._gathered[key]
 
-    def rope_angles(self, frequencies: tuple[float, ...], *, magnitude: float = 1.0) -> Value:
-        """cos and sin of position · frequency, times `magnitude`: [tokens, 2 · len(frequencies)], cosines first."""
+    def rope_angles(
+        self, frequencies: tuple[float, ...], *, magnitude: float = 1.0, growth: float = 0.0, period: int = 1
+    ) -> Value:
+        """cos and sin of position · frequency: [tokens, 2 · len(frequencies)], cosines first.
+
+        They are multiplied by magnitude · (1 + growth · ln(1 + ⌊position / period⌋)).
+        """
         return self._record(
-            "rope_angles", (), "tokens", 2 * len(frequencies), frequencies=frequencies, magnitude=magnitude
+            "rope_angles",
+            (),
+            "tokens",
+            2 * len(frequencies),
+            frequencies=frequencies,
+            magnitude=magnitude,
+            growth=growth,
+            period=period,
         )
 
     def rope(self, x: Value, angles: Value, *, heads: int, interleaved: bool) -> Value:

@@ -270,7 +270,9 @@ class _Lowering:
                 eps, offset, heads = params["eps"], params["weight_offset"], params["heads"]
                 native.rms_norm(inputs[0], call.weights[0], eps, offset, heads, out)
             case "rope_angles":
-                native.rope_angles(list(params["frequencies"]), params["magnitude"], out)
+                native.rope_angles(
+                    list(params["frequencies"]), params["magnitude"], params["growth"], params["period"], out
+                )
             case "attention":
                 native.attention(
                     inputs[0],

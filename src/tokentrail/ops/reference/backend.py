@@ -208,7 +208,9 @@ class ReferenceExecutable:
 
     def _rope_angles(self, step: _Step, call: Call) -> F64:
         angles = step.positions[:, None] * np.array(call.params["frequencies"])
-        both: F64 = np.concatenate([np.cos(angles), np.sin(angles)], -1) * call.params["magnitude"]
+        grown = 1 + call.params["growth"] * np.log(1 + step.positions // call.params["period"])
+        magnitude = call.params["magnitude"] * grown[:, None]
+        both: F64 = np.concatenate([np.cos(angles), np.sin(angles)], -1) * magnitude
         return both
 
     def _rope(self, step: _Step, call: Call, x: F64, angles: F64) -> F64:
