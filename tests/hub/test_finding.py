@@ -42,9 +42,11 @@ def refusal(name: str, **options: Any) -> str:
 
 def test_a_folder_is_downloaded_once(hub: HubServer, model: Repository) -> None:
     hub.repositories["org/Tiny-1.5B"] = model
-    found = find_model("org/Tiny-1.5B")
+    told: list[str] = []
+    found = find_model("org/Tiny-1.5B", tell=told.append)
     assert found.name == "org/Tiny-1.5B"
-    assert found.note is None
+    assert len(told) == 1
+    assert told[0].startswith("downloading org/Tiny-1.5B from Hugging Face: 5 files, ")
     assert open_checkpoint(found.path).config.hidden_size == 32
     assert hub.downloaded() == {
         "config.json",
@@ -55,7 +57,8 @@ def test_a_folder_is_downloaded_once(hub: HubServer, model: Repository) -> None:
     }
     assert not (found.path / "pytorch_model.bin").exists()
     hub.requests.clear()
-    assert find_model("org/Tiny-1.5B") == found
+    assert find_model("org/Tiny-1.5B", tell=told.append) == found
+    assert len(told) == 1
     assert len(hub.requests) == 1  # what there is; nothing is downloaded again
 
 
@@ -151,9 +154,9 @@ def test_offline_and_unreachable(hub: HubServer, model: Repository, monkeypatch:
     path = find_model("org/Tiny").path
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = find_model("org/Tiny")
-    assert found.path == path
-    assert "HF_HUB_OFFLINE is set" in str(found.note)
+    told: list[str] = []
+    assert find_model("org/Tiny", tell=told.append).path == path
+    assert "HF_HUB_OFFLINE is set); using what was downloaded before" in told[0]
     assert hub.requests == []
     said = refusal("org/Other")
     assert "org/Other: is not on this machine" in said
@@ -199,7 +202,7 @@ def test_a_full_disk(hub: HubServer, model: Repository, monkeypatch: pytest.Monk
     hub.repositories["org/Tiny"] = model
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(10, 9, 1))
     said = refusal("org/Tiny")
-    assert "GB on disk, but" in said
+    assert "MB on disk, but" in said
     assert "set HF_HOME" in said
     assert hub.downloaded() == set()
     monkeypatch.undo()

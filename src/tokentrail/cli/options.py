@@ -400,9 +400,7 @@ class EngineOptions:
             return None, None
         from tokentrail.hub import find_model
 
-        found = find_model(model, revision=revision, hub=self.hub)
-        if found.note is not None:
-            note(found.note + ".")
+        found = find_model(model, revision=revision, hub=self.hub, tell=note)
         return str(found.path), found.name
 
 

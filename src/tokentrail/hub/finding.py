@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,8 @@ from tokentrail.protocol import InvalidRequest, ModelFileError
 if TYPE_CHECKING:
     from tokentrail.hub.selection import Selection
     from tokentrail.hub.source import Hub, Listing
+
+log = logging.getLogger(__name__)
 
 HUBS = ("huggingface", "modelscope")
 HUB_VARIABLE = "TOKENTRAIL_HUB"
@@ -35,16 +39,20 @@ class FoundModel:
     path: Path
     name: str | None = None
     """What it was asked for by, on a hub; None: it was a path."""
-    note: str | None = None
-    """Something that the user should know."""
 
 
 def find_model(
-    model: str, *, revision: str | None = None, hub: str | None = None, progress: bool | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    hub: str | None = None,
+    progress: bool | None = None,
+    tell: Callable[[str], None] = log.warning,
 ) -> FoundModel:
     """The path of a model: of a file or folder, or of a hub's `org/name`, or `org/name:FORMAT` for a GGUF file there.
 
-    `hub`: one of `HUBS`; None: `$TOKENTRAIL_HUB`, or Hugging Face. `progress`: show bars; None: on a terminal. Raises
+    `hub`: one of `HUBS`; None: `$TOKENTRAIL_HUB`, or Hugging Face. `progress`: show bars; None: on a terminal.
+    `tell`: takes what the user should know, that something is downloaded, or that the hub does not answer. Raises
     `ModelFileError` saying why there is none and what would help; a path that is not there is returned as it is.
     """
     if not model.strip():
@@ -67,7 +75,7 @@ def find_model(
     source = _hub(hub)
     if progress is None:
         progress = sys.stderr.isatty()
-    return _on_hub(source, repository, revision, selector or None, model, progress)
+    return _on_hub(source, repository, revision, selector or None, model, progress, tell)
 
 
 def _hub(name: str | None) -> Hub:
@@ -85,7 +93,13 @@ def _hub(name: str | None) -> Hub:
 
 
 def _on_hub(
-    hub: Hub, repository: str, revision: str | None, selector: str | None, model: str, progress: bool
+    hub: Hub,
+    repository: str,
+    revision: str | None,
+    selector: str | None,
+    model: str,
+    progress: bool,
+    tell: Callable[[str], None],
 ) -> FoundModel:
     from tokentrail.hub.selection import select
     from tokentrail.hub.source import Unreachable
@@ -93,12 +107,14 @@ def _on_hub(
     try:
         listing = hub.list(repository, revision)
     except Unreachable as error:
-        return _from_cache(hub, repository, revision, selector, model, str(error))
+        return _from_cache(hub, repository, revision, selector, model, str(error), tell)
     selection = select(repository, listing.sizes, selector)
     try:
         missing = hub.missing(repository, listing.revision, selection.files)
         if missing:
-            _check_disk(hub, repository, [listing.sizes[file] or 0 for file in missing])
+            size = sum(listing.sizes[file] or 0 for file in missing)
+            _check_disk(hub, repository, size)
+            tell(f"downloading {repository} from {hub.title}: {len(missing)} files, {_size(size)}")
         cached = None if missing else hub.cached(repository, listing.revision)
         folder = cached or hub.download(
             repository, _pinned(revision, listing), selection.files, progress=progress
@@ -122,7 +138,13 @@ def _pinned(revision: str | None, listing: Listing) -> str | None:
 
 
 def _from_cache(
-    hub: Hub, repository: str, revision: str | None, selector: str | None, model: str, reason: str
+    hub: Hub,
+    repository: str,
+    revision: str | None,
+    selector: str | None,
+    model: str,
+    reason: str,
+    tell: Callable[[str], None],
 ) -> FoundModel:
     """The model as it was downloaded before, since the hub cannot be asked."""
     from tokentrail.hub.selection import select
@@ -145,15 +167,19 @@ def _from_cache(
         raise ModelFileError(
             f"{hub.title} cannot be asked ({reason}), and what was downloaded before does not do: {error}"
         ) from None
-    note = f"{hub.title} cannot be asked ({reason}); using what was downloaded before: {folder}"
-    return FoundModel(_opened(folder, selection), model, note)
+    tell(f"{hub.title} cannot be asked ({reason}); using what was downloaded before: {folder}")
+    return FoundModel(_opened(folder, selection), model)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"
 
 
 def _opened(folder: Path, selection: Selection) -> Path:
     return folder if selection.main is None else folder / selection.main
 
 
-def _check_disk(hub: Hub, repository: str, sizes: list[int]) -> None:
+def _check_disk(hub: Hub, repository: str, size: int) -> None:
     """Refuse before a download that the disk does not hold."""
     folder = hub.folder()
     while not folder.exists() and folder != folder.parent:
@@ -162,8 +188,8 @@ def _check_disk(hub: Hub, repository: str, sizes: list[int]) -> None:
         free = shutil.disk_usage(folder).free
     except OSError:
         return
-    if sum(sizes) + _RESERVE > free:
-        raise ModelFileError(_full(hub, repository, sum(sizes), free))
+    if size + _RESERVE > free:
+        raise ModelFileError(_full(hub, repository, size, free))
 
 
 def _full(hub: Hub, repository: str, needed: int | None = None, free: int | None = None) -> str:
@@ -171,5 +197,5 @@ def _full(hub: Hub, repository: str, needed: int | None = None, free: int | None
     if needed is None or free is None:
         problem = f"the disk of {hub.folder()} is full"
     else:
-        problem = f"needs {needed / 1e9:.2f} GB on disk, but {hub.folder()} has {free / 1e9:.2f} GB free"
+        problem = f"needs {_size(needed)} on disk, but {hub.folder()} has {_size(free)} free"
     return f"{repository}: {problem}. Make room, or set {variable} to a folder on another disk."
