@@ -15,8 +15,8 @@ MAX_JSON_BYTES = 64 << 20
 """Of a file. The largest real ones, tokenizers of 260,000 tokens, take 33 MB."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Of a vocabulary."""
-_MAX_DIGITS = 20
-"""Of an integer; 2^64 has twenty. (Longer ones take Python quadratic time, or are refused by it.)"""
+_MAX_DIGITS = 100
+"""Of an integer: `model_max_length` often has 31 (1e30). (Long ones take Python quadratic time, or are refused.)"""
 
 T = TypeVar("T")
 
