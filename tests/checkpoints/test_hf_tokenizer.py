@@ -35,6 +35,7 @@ LLAMA = {
     "model": {"vocab": {"a": 0, "b": 1}, "merges": []},
     "added_tokens": [{"id": 2, "content": "<s>", "special": True}],
 }
+NAMED = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
 
 
 def test_settings_of_real_models(tmp_path: Path) -> None:
