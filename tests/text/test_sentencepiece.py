@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_oracle import LlamaCpp
 
 from gguf_files import write_model
+from llama_oracle import LlamaCpp
 from tokentrail.checkpoints import TokenizerSource, open_checkpoint
 from tokentrail.text import Tokenizer, build_tokenizer
 
@@ -38,10 +38,12 @@ def vocabulary(seed: int, *, crossing: bool, ties: bool, neighbours: float = 1.0
     ordered = sorted(pieces)
     scores = [float(choose.randint(-5, 5)) if ties else -float(rank) for rank in range(len(ordered))]
     choose.shuffle(scores)
-    special = ["<unk>", "<s>", "</s>", "<|user|>", "    ", "<pad>"]
+    special = ["<unk>", "<s>", "</s>", "<|user|>", "    ", "<pad>", "<|endoftext|>"]
     return {
         "tokens": [*special, *BYTES, *ordered],
-        "types": [UNKNOWN, CONTROL, CONTROL, CONTROL, USER, UNUSED] + [BYTE] * 256 + [NORMAL] * len(ordered),
+        "types": [UNKNOWN, CONTROL, CONTROL, CONTROL, USER, UNUSED, CONTROL]
+        + [BYTE] * 256
+        + [NORMAL] * len(ordered),
         "scores": [0.0] * (len(special) + 256) + scores,
     }
 
@@ -54,6 +56,10 @@ CASES = {
     "few neighbours, crossing": ({"crossing": True, "ties": True, "neighbours": 0.4}, {}),
     "no space prefix": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_space_prefix": False}),
     "no bos": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_bos_token": False}),
+    "Phi-3, whose special tokens take white space along": (
+        {"crossing": False, "ties": True},
+        {"general.name": "Phi-3 Mini", "tokenizer.ggml.add_space_prefix": False},
+    ),
     "eos": ({"crossing": False, "ties": True}, {"tokenizer.ggml.add_eos_token": True}),
 }
 
@@ -77,7 +83,9 @@ def pair(
 TEXT = st.lists(
     st.one_of(
         st.text("aabbcde  é世.", max_size=12),
-        st.sampled_from(["<|user|>", "<s>", "    ", "\n", "▁", "▁▁▁▁", "😀", "\x00", "zz", "<0x0A>"]),
+        st.sampled_from(
+            ["<|user|>", "<|user|>\n ", "<s>", "    ", "\n", "▁", "▁▁▁▁", "😀", "\x00", "zz", "<0x0A>"]
+        ),
     ),
     max_size=8,
 ).map("".join)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error
 from tokentrail.checkpoints.metadata import Metadata
@@ -70,7 +72,17 @@ def read_tokenizer(metadata: Metadata) -> TokenizerSource:
         add_space_prefix=metadata.boolean(_PREFIX + "add_space_prefix"),
         remove_extra_whitespaces=bool(metadata.boolean(_PREFIX + "remove_extra_whitespaces")),
         charsmap=_charsmap(metadata),
+        rstrip=_rstrip(metadata, tokens, token_types),
     )
+
+
+def _rstrip(metadata: Metadata, tokens: Sequence[str], types: npt.NDArray[Any] | None) -> tuple[int, ...]:
+    """Special tokens that take white space along: Phi-3's, known by the model's name, as GGUF has no place for it."""
+    name = metadata.text("general.name", default="").lower()
+    if types is None or not ("phi-3" in name or "phi3" in name):
+        return ()
+    special = np.flatnonzero(np.isin(types, (2, 3, 4))).tolist()
+    return tuple(id for id in special if tokens[id] not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 def _charsmap(metadata: Metadata) -> bytes:

@@ -228,6 +228,8 @@ class TokenizerSource:
     add_eos: bool | None = None
     add_space_prefix: bool | None = None
     remove_extra_whitespaces: bool = False
+    rstrip: tuple[int, ...] = ()
+    """Special tokens that take the white space behind them along."""
     like_sentencepiece: bool = False
     """User-defined tokens are words among others, as SentencePiece has them: spaces are tidied over them, and none is
     put behind them. (Otherwise text begins anew after each, as llama.cpp has it.)"""

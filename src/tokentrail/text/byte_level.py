@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from tokentrail.text.library import encode
+from tokentrail.text.library import build, encode
 from tokentrail.text.pretokenizers import PreTokenizer
+
+if TYPE_CHECKING:
+    from tokenizers.models import BPE
 
 
 def _byte_alphabet() -> dict[int, str]:
@@ -40,26 +44,33 @@ def decode_byte_level(token: str) -> bytes:
         return token.encode("utf-8", "replace")
 
 
-def usable_merges(vocabulary: Mapping[str, int], merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Merges as pairs, without those whose parts or result are no tokens: the library stumbles over them."""
-    return [
-        (left, right)
-        for left, _, right in [merge.partition(" ") for merge in merges]
-        if left in vocabulary and right in vocabulary and left + right in vocabulary
-    ]
+def build_bpe(vocabulary: dict[str, int], merges: Sequence[str], **options: Any) -> BPE:
+    """The library's BPE model. Raises `ModelFileError` where it will not have the vocabulary."""
+    # Imported here: only processes that handle text pay for it.
+    from tokenizers.models import BPE
+
+    pairs = [(left, right) for merge in merges for left, _, right in (merge.partition(" "),)]
+    try:
+        return BPE(vocabulary, pairs, **options)
+    except Exception:
+        # It stumbles over merges whose parts or result are no tokens. They have no use anyway.
+        usable = [
+            (left, right)
+            for left, right in pairs
+            if left in vocabulary and right in vocabulary and left + right in vocabulary
+        ]
+        return build(lambda: BPE(vocabulary, usable, **options), "the model's tokenizer")
 
 
 class ByteLevelBPE:
     """Ordinary text → ids, by byte-level BPE (Radford et al. 2019; Sennrich et al., arXiv:1508.07909)."""
 
-    def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[str], rule: PreTokenizer) -> None:
-        # Imported here: only processes that handle text pay for it.
+    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], rule: PreTokenizer) -> None:
         import tokenizers
-        from tokenizers.models import BPE
         from tokenizers.pre_tokenizers import ByteLevel, Split
         from tokenizers.pre_tokenizers import Sequence as Steps
 
-        model = BPE(dict(vocabulary), usable_merges(vocabulary, merges), ignore_merges=rule.ignore_merges)
+        model = build_bpe(vocabulary, merges, ignore_merges=rule.ignore_merges)
         steps: list[Split | ByteLevel] = [
             Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns
         ]

@@ -3,9 +3,9 @@ since its fourth generation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tokentrail.text.byte_level import usable_merges
+from tokentrail.text.byte_level import build_bpe
 from tokentrail.text.library import encode
 from tokentrail.text.pretokenizers import PreTokenizer
 from tokentrail.text.sentencepiece_bpe import SPACE
@@ -14,18 +14,12 @@ from tokentrail.text.sentencepiece_bpe import SPACE
 class CharacterBPE:
     """Ordinary text → ids, by the `tokenizers` library."""
 
-    def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[str], rule: PreTokenizer) -> None:
+    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], rule: PreTokenizer) -> None:
         import tokenizers
-        from tokenizers.models import BPE
         from tokenizers.pre_tokenizers import Sequence as Steps
         from tokenizers.pre_tokenizers import Split
 
-        model = BPE(
-            dict(vocabulary),
-            usable_merges(vocabulary, merges),
-            byte_fallback=True,
-            ignore_merges=rule.ignore_merges,
-        )
+        model = build_bpe(vocabulary, merges, byte_fallback=True, ignore_merges=rule.ignore_merges)
         self._tokenizer = tokenizers.Tokenizer(model)
         steps = [Split(tokenizers.Regex(pattern), "isolated") for pattern in rule.patterns]
         self._tokenizer.pre_tokenizer = Steps(steps)

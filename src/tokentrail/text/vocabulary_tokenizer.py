@@ -53,14 +53,17 @@ class VocabularyTokenizer(Tokenizer):
         self.bos_token_id = source.bos_token_id
 
         types = self._types
-        special = {t: i for t, i in self._ids.items() if types[i] in (UNKNOWN, CONTROL, USER_DEFINED)}
+        # Nearly all tokens are ordinary ones.
+        named = {id: self._tokens[id] or f"[EMPTY_{id}]" for id, kind in enumerate(types) if kind != NORMAL}
+        special = {t: i for i, t in named.items() if types[i] in (UNKNOWN, CONTROL, USER_DEFINED)}
         own = {t: i for t, i in special.items() if types[i] == USER_DEFINED}
         self._words = SpecialTokenSplitter(own)
         self._inline_words = source.like_sentencepiece
         if source.like_sentencepiece:
             special = {t: i for t, i in special.items() if t not in own}
             own = {}
-        self._all_special, self._user_defined = SpecialTokenSplitter(special), SpecialTokenSplitter(own)
+        self._all_special = SpecialTokenSplitter(special, source.rstrip)
+        self._user_defined = SpecialTokenSplitter(own, source.rstrip)
 
         self._normalize = Normalizer(source, origin)
         self._eos_token_id = source.eos_token_id
@@ -111,8 +114,10 @@ class VocabularyTokenizer(Tokenizer):
             )
         if not source.merges:
             raise ModelFileError(f"{origin}: the tokenizer's merges are missing. Convert the model again.")
-        types = self._types
-        vocabulary = {text: id for text, id in self._ids.items() if types[id] not in (CONTROL, UNKNOWN)}
+        vocabulary = self._ids.copy()
+        for text, id in self._all_special.ids.items():
+            if self._types[id] != USER_DEFINED:
+                del vocabulary[text]
         self._byte_level = rule.byte_level
         self._model = (ByteLevelBPE if rule.byte_level else CharacterBPE)(vocabulary, source.merges, rule)
         return rule.add_bos
