@@ -165,8 +165,6 @@ def test_a_prompt_longer_than_the_context(make_server: MakeServer, stream: bool)
 
 
 UNSUPPORTED = [
-    ("chat", "tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("chat", "tool_choice", "required"),
     ("chat", "functions", [{"name": "f"}]),
     ("chat", "modalities", ["text", "audio"]),
     ("chat", "audio", {"voice": "alloy"}),

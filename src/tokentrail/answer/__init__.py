@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tokentrail.answer.backend import Answer, Backend, collect
 from tokentrail.answer.types import (
     AnswerRequest,
+    CallPiece,
+    ChatOptions,
     ChatPrompt,
     Choice,
     Chunk,
@@ -32,6 +34,8 @@ __all__ = [
     "Answer",
     "AnswerRequest",
     "Backend",
+    "CallPiece",
+    "ChatOptions",
     "ChatPrompt",
     "Choice",
     "Chunk",

@@ -8,11 +8,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from tokentrail.answer.choice import ChoiceWriter, TokenTexts
+from tokentrail.answer.parsing import AnswerPlan, format_for, tools_of
 from tokentrail.answer.parts import TextParts
 from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
-from tokentrail.answer.types import AnswerRequest, Chunk, Usage
+from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, Usage
 from tokentrail.journey import JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -21,9 +23,10 @@ from tokentrail.protocol import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
+    StructuredOutputsParams,
     TokentrailError,
 )
-from tokentrail.text.grammar import build_grammar
+from tokentrail.text.grammar import Calls, Thoughts, build_form, build_grammar, marks_of
 
 SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
@@ -54,6 +57,10 @@ class Desk:
         self.texts = TokenTexts(parts.tokenizer)
         self.draw_seed = draw_seed
 
+    @cached_property
+    def _marks(self) -> dict[str, int]:
+        return marks_of(self.parts.tokenizer)
+
     def check(self, request: AnswerRequest, info: EngineInfo) -> None:
         """Fill in what the model's makers recommend, and check the ranges of the parameters that do not depend on the
         prompt. Raises `InvalidRequest`.
@@ -71,11 +78,47 @@ class Desk:
 
     def prepare(self, request: AnswerRequest, info: EngineInfo) -> Prepared:
         """Prompts to tokens, and the wanted form to a grammar. Safe in another thread."""
+        parts, options = self.parts, request.chat
         wanted = request.sampling.structured_outputs
-        grammar = None if wanted is None else build_grammar(wanted)
-        prepared = prepare(request.prompts, self.parts.tokenizer, self.parts.template, info.max_model_len)
+        grammar = build_grammar(wanted) if wanted is not None and options is None else None
+        prepared = prepare(request.prompts, parts.tokenizer, parts.template, info.max_model_len)
+        if options is not None:
+            prepared.plan = plan = self._plan(options, prepared.texts[0] or "")
+            grammar = self._grammar(wanted, options, plan)
         prepared.grammar = grammar
         return prepared
+
+    def _plan(self, options: ChatOptions, prompt: str) -> AnswerPlan | None:
+        """How the answer to `prompt` is taken apart; None: it is text alone."""
+        formats = self.parts.formats
+        tools = tools_of(options)
+        tool_format = format_for(options, formats) if tools else None
+        if tool_format is None and formats.reasoning is None:
+            return None
+        markers = [*(tool_format.markers if tool_format is not None else ())]
+        markers += formats.reasoning.markers if formats.reasoning is not None else ()
+        shown = frozenset(self._marks[mark] for mark in markers if mark in self._marks)
+        return AnswerPlan(prompt, tool_format, tools, formats.reasoning, shown)
+
+    def _grammar(
+        self, wanted: StructuredOutputsParams | None, options: ChatOptions, plan: AnswerPlan | None
+    ) -> str | None:
+        if plan is None:
+            if options.thinking_token_budget is not None:
+                raise InvalidRequest(
+                    "thinking_token_budget is not supported: this model does not mark its thoughts.",
+                    param="thinking_token_budget",
+                )
+            return None if wanted is None else build_grammar(wanted)
+        calls = thoughts = None
+        if plan.tool_format is not None:
+            required = options.tool_choice != "auto"
+            several = options.parallel_tool_calls and options.tool_choice in ("auto", "required")
+            calls = Calls(plan.tool_format, plan.tools, required, several)
+        if plan.reasoning is not None and not plan.reasoning.ended(plan.prompt):
+            begun = plan.reasoning.begun(plan.prompt)
+            thoughts = Thoughts(plan.reasoning, begun, options.thinking_token_budget)
+        return build_form(wanted, calls, thoughts, self._marks)
 
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""
@@ -98,7 +141,7 @@ class Admission:
         self.seed = desk.draw_seed() if sampling.seed is None else sampling.seed
         self.prompt_token_ids = prepared.token_ids
         self.prompt_texts = prepared.texts
-        self._grammar = prepared.grammar
+        self._grammar, self._plan = prepared.grammar, prepared.plan
         self.usage = Usage(prompt_tokens=sum(map(len, prepared.token_ids)))
         self.journey = desk.journeys.begin(
             request.id,
@@ -151,7 +194,9 @@ class Admission:
             grammar=self._grammar,
             arrival=self.journey.received,
         )
-        writer = ChoiceWriter(index, sampling, tokenizer, desk.texts, echo=echo, score_only=limit == 0)
+        writer = ChoiceWriter(
+            index, sampling, tokenizer, desk.texts, echo=echo, score_only=limit == 0, plan=self._plan
+        )
         trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text)
         return AnswerSequence(generate, writer, trail)
 
@@ -171,7 +216,7 @@ class Admission:
         if delta.cached_tokens is not None and sequence.request.choice == 0:
             self.usage.cached_tokens += delta.cached_tokens
         if self.journey.keep_text:
-            sequence.texts.append(chunk.text)
+            sequence.texts.append(chunk.reasoning + chunk.text)
         if chunk.finish_reason is not None:
             text = "".join(sequence.texts)
             self.journey.sequence_done(sequence.trail, chunk.finish_reason, writer.num_tokens, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from tokentrail.answer.types import AnswerRequest, Choice, Chunk, ModelCard, Usage
+from tokentrail.answer.types import AnswerRequest, CallPiece, Choice, Chunk, ModelCard, Usage
 
 
 class Answer(Protocol):
@@ -81,4 +81,16 @@ def join(index: int, chunks: list[Chunk]) -> Choice:
         logprobs=[entry for chunk in chunks for entry in chunk.logprobs or ()] if asked else None,
         finish_reason=chunks[-1].finish_reason if chunks else None,
         stop_reason=chunks[-1].stop_reason if chunks else None,
+        reasoning="".join(chunk.reasoning for chunk in chunks),
+        calls=_join_calls(chunks),
     )
+
+
+def _join_calls(chunks: list[Chunk]) -> list[CallPiece]:
+    calls: list[CallPiece] = []
+    for piece in (piece for chunk in chunks for piece in chunk.calls):
+        if piece.name is not None:
+            calls.append(CallPiece(piece.index, piece.arguments, piece.id, piece.name))
+        else:
+            calls[piece.index].arguments += piece.arguments
+    return calls

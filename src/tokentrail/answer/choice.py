@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tokentrail.answer.parsing import AnswerPlan
 from tokentrail.answer.types import Chunk, TokenLogprob, TokenText
 from tokentrail.protocol import Delta, FinishReason, SamplingParams, TokenAlternatives
 from tokentrail.text import IncrementalDetokenizer, StopBuffer, Tokenizer
@@ -54,8 +55,9 @@ class ChoiceWriter:
         *,
         echo: PromptEcho | None = None,
         score_only: bool = False,
+        plan: AnswerPlan | None = None,
     ) -> None:
-        """`score_only`: the generated token is not wanted, only the echo."""
+        """`score_only`: the generated token is not wanted, only the echo. `plan`: how the text is taken apart."""
         self.index = index
         self.num_tokens = 0
         """Tokens of the answer so far, as they are counted in `usage`."""
@@ -64,7 +66,9 @@ class ChoiceWriter:
         self._texts = texts
         self._echo = echo
         self._score_only = score_only
-        self._detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens)
+        self._parser = None if plan is None else plan.parser()
+        shown = frozenset[int]() if plan is None else plan.shown
+        self._detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, shown)
         self._stop = StopBuffer(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._offset = 0
 
@@ -85,6 +89,8 @@ class ChoiceWriter:
         if chunk.finish_reason is None and delta.finish is not None:
             self._finish(delta, chunk)
         self.finish_reason = chunk.finish_reason
+        if self._parser is not None:
+            self._parser.apply(chunk)
         return chunk
 
     def _add_tokens(self, delta: Delta, chunk: Chunk) -> None:

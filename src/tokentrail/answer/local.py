@@ -93,7 +93,10 @@ class LocalBackend:
             request.received = time.time()
         info = self.engine.info
         self.desk.check(request, info)
-        if request.sampling.structured_outputs is None and size(request.prompts) < _LONG:
+        light = request.sampling.structured_outputs is None and (
+            request.chat is None or not request.chat.tools
+        )
+        if light and size(request.prompts) < _LONG:
             prepared = self.desk.prepare(request, info)
         else:
             preparing = asyncio.get_running_loop().run_in_executor(None, self.desk.prepare, request, info)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokentrail.answer.parsing import Formats
 from tokentrail.checkpoints import (
     Checkpoint,
     demo_model_path,
@@ -32,6 +33,8 @@ class TextParts:
     inside the file is a title, often with spaces, and not made to be typed.)"""
     defaults: SamplingDefaults = NO_DEFAULTS
     """For requests that do not say."""
+    formats: Formats = field(default_factory=Formats)
+    """How the model marks thoughts and tool calls."""
 
 
 def load_text_parts(
@@ -40,13 +43,15 @@ def load_text_parts(
     *,
     name: str | None = None,
     generation_config: str = "auto",
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> TextParts:
     """Open a checkpoint for its text parts only.
 
     `model` None: the demo model; `chat_template`: a template to use instead of the checkpoint's: its path, its text, or
     the name of one that the checkpoint has besides; `name`: what the model answers to instead of its file's name;
     `generation_config`: where the defaults of sampling parameters come from: `auto` (the model), `vllm` (nowhere), or a
-    folder.
+    folder; the parsers: names of formats, where the template does not tell the right ones.
     Raises `ModelFileError` naming what is wrong with a file.
     """
     checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
@@ -74,6 +79,7 @@ def load_text_parts(
         checkpoint.path,
         name or model_name(checkpoint.path),
         _defaults(checkpoint, generation_config),
+        Formats.of(template.source, tool_call_parser, reasoning_parser),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokentrail.answer.choice import PromptEcho
+from tokentrail.answer.parsing import AnswerPlan, told_of_tools
 from tokentrail.answer.types import AnswerRequest, ChatPrompt, Prompt, TextPrompt
 from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, SamplingParams
 from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
@@ -28,10 +29,15 @@ class Prepared:
     tokenize_seconds: float
     grammar: str | None = None
     """What answers must be, for the engine."""
+    plan: AnswerPlan | None = None
+    """How answers are taken apart."""
 
 
 def prepare(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, template: ChatTemplate, context: int
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    context: int,
 ) -> Prepared:
     """Render and tokenize. Takes a moment for long prompts, and may run in a thread.
 
@@ -41,8 +47,11 @@ def prepare(
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
             start = time.perf_counter()
+            messages = prompt.messages
+            if not template.takes_tools:
+                messages = told_of_tools(messages, prompt.tools or ())
             text = template.render(
-                prompt.messages,
+                messages,
                 tools=prompt.tools,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,

@@ -42,6 +42,19 @@ class TokensPrompt(msgspec.Struct):
 Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt
 
 
+class ChatOptions(msgspec.Struct, kw_only=True):
+    """What a chat answer may hold beside text."""
+
+    tools: list[dict[str, Any]] = []
+    """As OpenAI has them: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`."""
+    tool_choice: str = "auto"
+    """auto, none, required, or the name of the one function to call."""
+    parallel_tool_calls: bool = True
+    """Several calls in one answer are fine."""
+    thinking_token_budget: int | None = None
+    """Tokens of thoughts at most."""
+
+
 class AnswerRequest(msgspec.Struct, kw_only=True):
     """One request: a number of prompts, each of which is answered `sampling.n` times.
 
@@ -64,6 +77,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """Used, as far as the context has room, where `sampling.max_tokens` is None; None: all there
     is room for.
     """
+    chat: ChatOptions | None = None
+    """Tell thoughts and tool calls apart from the text; None: an answer is text alone."""
     echo: bool = False
     """Begin each choice with its prompt; with `sampling.logprobs`, with the prompt's log-probabilities too.
     """
@@ -101,18 +116,31 @@ class TokenLogprob(msgspec.Struct):
     """Characters of the choice's text before this token."""
 
 
+class CallPiece(msgspec.Struct):
+    """A piece of a tool call. The first of each call has its id and name."""
+
+    index: int
+    arguments: str
+    """JSON; the pieces of a call, joined, are one object."""
+    id: str | None = None
+    name: str | None = None
+
+
 class Chunk(msgspec.Struct):
     """What is new of one choice. Joined in order, the chunks of a choice are its whole answer."""
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    """Thoughts, which are no part of the text."""
+    calls: list[CallPiece] = []
     token_ids: list[int] = []
     """Tokens generated. Their text may come later: half characters and possible stop strings are held back.
     """
     logprobs: list[TokenLogprob] | None = None
     """Of `token_ids`, one by one, preceded in an echo by those of the prompt; None: not asked for."""
     finish_reason: str | None = None
-    """stop or length; set on the last chunk of each choice."""
+    """stop, length or tool_calls; set on the last chunk of each choice."""
     stop_reason: str | int | None = None
     """The stop string or the id from `stop_token_ids` that ended the choice."""
 
@@ -136,6 +164,9 @@ class Choice(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprob] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    reasoning: str = ""
+    calls: list[CallPiece] = []
+    """Whole calls."""
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

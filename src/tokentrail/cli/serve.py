@@ -61,6 +61,24 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="How the model writes tool calls (hermes, llama3_json …). Default: as its chat template says.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--reasoning-parser",
+            metavar="NAME",
+            help="How the model marks its thoughts (think, mistral …). Default: as in its chat template.",
+            rich_help_panel=API,
+        ),
+    ] = None
     trail_text: Annotated[
         bool,
         typer.Option(
@@ -232,6 +250,8 @@ def serve(
         key_hint=f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) in keys else "YOUR_KEY",
         chat_template=engine.chat_template,
         generation_config=engine.generation_config,
+        tool_call_parser=server.tool_call_parser,
+        reasoning_parser=server.reasoning_parser,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         allowed_origins=_words(server.allowed_origins),

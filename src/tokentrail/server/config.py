@@ -22,6 +22,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the command to try, printed at the start, has in a key's place. Never a key: terminals are filmed."""
     chat_template: str | None = None
     """Path of a Jinja template that replaces the checkpoint's."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls; None: as its chat template tells it to."""
+    reasoning_parser: str | None = None
+    """How the model marks its thoughts; None: as its chat template has them."""
     generation_config: str = "auto"
     """Where defaults of sampling parameters come from: auto (the model), vllm (nowhere), or a folder."""
     trail_text: bool = False

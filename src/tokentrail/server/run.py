@@ -207,6 +207,8 @@ def _load_text(config: ServerConfig) -> TextParts:
         config.chat_template,
         name=config.engine.name,
         generation_config=config.generation_config,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

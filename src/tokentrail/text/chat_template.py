@@ -66,6 +66,11 @@ class ChatTemplate:
             for name, text in (named or {}).items()
         }
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it tells the model of tools, and writes calls and results out."""
+        return "tool_use" in self._named or (self.source is not None and "tools" in self.source)
+
     def render(
         self,
         messages: Sequence[Message],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tokentrail.text.tokenizer import Tokenizer
 
@@ -18,14 +18,24 @@ class IncrementalDetokenizer:
     that is not complete yet are held back; bytes that no later ones can make valid become U+FFFD at once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> None:
+        """`shown`: special tokens that are text all the same."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._decoder = _UTF8("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens; return the text they complete (possibly empty)."""
+        if self._shown:
+            token_bytes, hidden = self._tokenizer.token_bytes, self._hidden
+            return self._decoder.decode(b"".join([token_bytes(id) for id in token_ids if not hidden(id)]))
         return self._decoder.decode(self._tokenizer.decode_bytes(token_ids, skip_special_tokens=self._skip))
+
+    def _hidden(self, id: int) -> bool:
+        return self._skip and id not in self._shown and self._tokenizer.is_special(id)
 
     def flush(self) -> str:
         """End the sequence: what is left of an incomplete character becomes U+FFFD."""

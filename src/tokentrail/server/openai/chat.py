@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tokentrail.answer import Answer, ChatPrompt, Choice, Chunk, Prompt, TokenLogprob, Usage
+from tokentrail.answer import Answer, ChatOptions, ChatPrompt, Choice, Chunk, Prompt, TokenLogprob, Usage
 from tokentrail.protocol import InvalidRequest, SamplingParams
-from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage
+from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage, ToolChoice
 from tokentrail.server.openai.responses import (
     ChatChoice,
     ChatChunk,
@@ -17,9 +17,12 @@ from tokentrail.server.openai.responses import (
     ChatCompletion,
     ChatLogprobs,
     DeltaBody,
+    FunctionCall,
     MessageBody,
     PromptTokensDetails,
     TokenLogprobBody,
+    ToolCall,
+    ToolCallDelta,
     TopLogprobBody,
     UsageBody,
 )
@@ -31,6 +34,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
 )
+_LONGEST_THOUGHTS = 1_000_000
 _LOWEST_LOGPROB = -9999.0
 """For tokens that were impossible: JSON has no infinity."""
 
@@ -46,7 +50,74 @@ def prompt_of(body: ChatCompletionRequest) -> ChatPrompt:
         messages=[_message(message, at) for at, message in enumerate(body.messages)],
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=kwargs,
+        tools=_told_tools(body),
+        template_kwargs={**_thinking(body), **kwargs},
+    )
+
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def _thinking(body: ChatCompletionRequest) -> dict[str, Any]:
+    """What templates know of thinking, as their variables."""
+    variables: dict[str, Any] = {}
+    if (effort := body.reasoning_effort) is not None:
+        if effort not in _EFFORTS:
+            raise InvalidRequest(
+                f"reasoning_effort must be one of {', '.join(_EFFORTS)}, not {effort[:40]!r}.",
+                param="reasoning_effort",
+            )
+        if effort == "none":
+            variables |= {"enable_thinking": False, "thinking": False}
+        else:
+            variables["reasoning_effort"] = effort
+    if body.enable_thinking is not None:
+        variables |= {"enable_thinking": body.enable_thinking, "thinking": body.enable_thinking}
+    return variables
+
+
+def _told_tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """What the template is told of: nothing where the model must not call anything."""
+    return [] if body.tool_choice == "none" else _tools(body)
+
+
+def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
+    for at, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            where = f"tools[{at}].type"
+            raise InvalidRequest(f"{where} must be function, not {tool.type[:40]!r}.", param=where)
+    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+
+
+def options_of(body: ChatCompletionRequest) -> ChatOptions:
+    tools = _tools(body)
+    choice = body.tool_choice
+    if isinstance(choice, ToolChoice):
+        named = choice.function.name
+        if all(tool["function"]["name"] != named for tool in tools):
+            raise InvalidRequest(
+                f"tool_choice names {named[:80]!r}, which is not among the tools.", param="tool_choice"
+            )
+    elif choice not in (None, "auto", "none", "required"):
+        raise InvalidRequest(
+            f"tool_choice must be auto, none, required or a function, not {choice[:40]!r}.",
+            param="tool_choice",
+        )
+    else:
+        named = choice or "auto"
+    if named == "required" and not tools:
+        raise InvalidRequest("tool_choice is required, but there are no tools.", param="tool_choice")
+    budget = body.thinking_token_budget
+    if budget is not None and not 1 <= budget <= _LONGEST_THOUGHTS:
+        raise InvalidRequest(
+            f"thinking_token_budget must be from 1 to {_LONGEST_THOUGHTS}, not {budget}.",
+            param="thinking_token_budget",
+        )
+    return ChatOptions(
+        tools=tools,
+        tool_choice=named,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking_token_budget=budget,
     )
 
 
@@ -111,7 +182,7 @@ def completion(answer: Answer, choices: list[Choice], body: ChatCompletionReques
         choices=[
             ChatChoice(
                 index=choice.index,
-                message=MessageBody(choice.text),
+                message=_whole_message(choice, reasoning=body.include_reasoning is not False),
                 logprobs=None if choice.logprobs is None else _logprobs(choice.logprobs),
                 finish_reason=choice.finish_reason,
                 stop_reason=UNSET if choice.stop_reason is None else choice.stop_reason,
@@ -126,6 +197,18 @@ def completion(answer: Answer, choices: list[Choice], body: ChatCompletionReques
     )
 
 
+def _whole_message(choice: Choice, *, reasoning: bool) -> MessageBody:
+    message = MessageBody(choice.text)
+    if choice.calls:
+        message.content = choice.text or None
+        message.tool_calls = [
+            ToolCall(call.id or "", FunctionCall(call.arguments, call.name or "")) for call in choice.calls
+        ]
+    if choice.reasoning and reasoning:
+        message.reasoning_content = message.reasoning = choice.reasoning
+    return message
+
+
 class ChatDialect:
     prefix = "chatcmpl"
     default_max_tokens: int | None = None
@@ -135,6 +218,9 @@ class ChatDialect:
 
     def question(self) -> tuple[list[Prompt], SamplingParams]:
         return [prompt_of(self.body)], sampling_of(self.body)
+
+    def options(self) -> ChatOptions:
+        return options_of(self.body)
 
     def whole(self, answer: Answer, choices: list[Choice]) -> ChatCompletion:
         return completion(answer, choices, self.body)
@@ -150,6 +236,7 @@ class ChatStream:
         self._answer = answer
         self._ids = bool(body.return_token_ids)
         self._usage = body.include_usage
+        self._reasoning = body.include_reasoning is not False
         self._frame = ChatChunk(
             id=answer.id,
             created=answer.created,
@@ -176,9 +263,15 @@ class ChatStream:
     def chunk(self, chunk: Chunk) -> bytes:
         """Empty if there is nothing to show yet."""
         done = chunk.finish_reason is not None
-        if not done and chunk.logprobs is None and not self._ids:
-            return self._text(chunk) if chunk.text else b""
         parts = b""
+        if chunk.reasoning and self._reasoning:
+            thoughts = DeltaBody(reasoning_content=chunk.reasoning, reasoning=chunk.reasoning)
+            self._frame.choices = [ChatChunkChoice(index=chunk.index, delta=thoughts)]
+            parts = event(self._frame)
+        if not done and chunk.logprobs is None and not self._ids:
+            if chunk.text:
+                parts += self._text(chunk)
+            return parts + self._calls(chunk) if chunk.calls else parts
         if chunk.text or chunk.logprobs or (self._ids and chunk.token_ids):
             choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(content=chunk.text))
             if chunk.logprobs is not None:
@@ -186,7 +279,8 @@ class ChatStream:
             if self._ids:
                 choice.token_ids = chunk.token_ids
             self._frame.choices = [choice]
-            parts = event(self._frame)
+            parts += event(self._frame)
+        parts += self._calls(chunk)
         if done:
             choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(), finish_reason=chunk.finish_reason)
             if chunk.stop_reason is not None:
@@ -194,6 +288,22 @@ class ChatStream:
             self._frame.choices = [choice]
             parts += event(self._frame)
         return parts
+
+    def _calls(self, chunk: Chunk) -> bytes:
+        """Of each call first its id and name, then its arguments."""
+        events = []
+        for piece in chunk.calls:
+            deltas = []
+            if piece.name is not None:
+                function = FunctionCall("", piece.name)
+                deltas.append(ToolCallDelta(piece.index, function, id=piece.id or "", type="function"))
+            if piece.arguments:
+                deltas.append(ToolCallDelta(piece.index, FunctionCall(piece.arguments)))
+            for delta in deltas:
+                choice = ChatChunkChoice(index=chunk.index, delta=DeltaBody(tool_calls=[delta]))
+                self._frame.choices = [choice]
+                events.append(event(self._frame))
+        return b"".join(events)
 
     def _text(self, chunk: Chunk) -> bytes:
         events = self._plain.get(chunk.index)

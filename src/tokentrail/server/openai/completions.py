@@ -71,6 +71,9 @@ class CompletionDialect:
     def question(self) -> tuple[list[Prompt], SamplingParams]:
         return prompts_of(self.body), sampling_of(self.body)
 
+    def options(self) -> None:
+        """Text is all that an answer has."""
+
     def whole(self, answer: Answer, choices: list[Choice]) -> Completion:
         return completion(answer, choices, self.body)
 

@@ -94,6 +94,39 @@ class StructuredOutputs(BaseModel):
     structural_tag: str | None = None
 
 
+class FunctionBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    function: FunctionBody
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str
+
+
+class ToolChoice(BaseModel):
+    """The one function to call."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str = "function"
+    function: NamedFunction
+
+
 class GenerationRequest(BaseModel):
     """What both ways of asking share."""
 
@@ -251,13 +284,19 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: List[ToolBody] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    # vLLM's.
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    enable_thinking: bool | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
         **_ENGINE,
-        "tools": "this server does not parse tool calls yet.",
-        "tool_choice": "this server does not parse tool calls yet.",
-        "functions": "this server does not parse tool calls yet.",
-        "function_call": "this server does not parse tool calls yet.",
+        "functions": "use tools.",
+        "function_call": "use tool_choice.",
         "audio": "the model writes text only.",
         "modalities": 'only ["text"] is; the model writes text only.',
         "web_search_options": "this server does not search the web.",
@@ -270,7 +309,6 @@ class ChatCompletionRequest(GenerationRequest):
         {
             "guided_decoding_backend",
             "metadata",
-            "parallel_tool_calls",
             "prompt_cache_key",
             "safety_identifier",
             "service_tier",

@@ -38,10 +38,25 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class MessageBody(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """DeepSeek's name for thoughts, which most clients know; vLLM's newer one is `reasoning`."""
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -69,10 +84,22 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """vLLM's, with `return_token_ids`."""
 
 
+class ToolCallDelta(msgspec.Struct):
+    """The first of a call has its id, type and name; the others have more of its arguments."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class DeltaBody(msgspec.Struct):
     content: str | UnsetType = UNSET
     role: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokentrail.answer import Answer, AnswerRequest, Choice, Chunk, ModelCard, Prompt, collect
+from tokentrail.answer import Answer, AnswerRequest, ChatOptions, Choice, Chunk, ModelCard, Prompt, collect
 from tokentrail.protocol import SamplingParams, TokentrailError
 from tokentrail.server.body import read_body
 from tokentrail.server.connection import BODY_WRITER
@@ -59,6 +59,8 @@ class Dialect(Protocol):
     def body(self) -> GenerationRequest: ...
 
     def question(self) -> tuple[list[Prompt], SamplingParams]: ...
+
+    def options(self) -> ChatOptions | None: ...
 
     def whole(self, answer: Answer, choices: list[Choice]) -> Any:
         """The response's body, to be encoded."""
@@ -177,6 +179,7 @@ class _Generation(Response):
         if all(card.id != body.model for card in backend.models()):
             raise model_not_found(body.model)
         prompts, sampling = self._dialect.question()
+        options = self._dialect.options()
         return await backend.open(
             AnswerRequest(
                 id=self._id,
@@ -185,6 +188,7 @@ class _Generation(Response):
                 unset=[*body.unset(), *(["max_tokens"] if sampling.max_tokens is None else [])],
                 model=body.model,
                 endpoint=self._request.url.path,
+                chat=options,
                 default_max_tokens=self._dialect.default_max_tokens,
                 echo=bool(getattr(body, "echo", False)),
                 request_id=self._client_id,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokentrail.protocol import InvalidRequest
 from tokentrail.text.grammar.limits import parser_limits
+from tokentrail.text.grammar.marks import marks_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +74,9 @@ class _Vocabulary:
         known = range(min(tokenizer.vocab_size, size))
         self.eos_token_id = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
         self.bos_token_id = tokenizer.bos_token_id
-        self.special_token_ids = [id for id in known if tokenizer.is_special(id)]
+        special = {id for id in known if tokenizer.is_special(id)} | set(marks_of(tokenizer).values())
+        self.special_token_ids = sorted(special)
+        self._special = special
         self.tokens = [tokenizer.token_bytes(id) for id in known] + [b""] * (size - len(known))
         self._encode = tokenizer.encode
         # SentencePiece puts a space before a text's first word; here texts go on where others stand.
@@ -95,7 +98,9 @@ class _Vocabulary:
         # Normalization or missing bytes may have changed the text.
         while ids and not data.startswith(self._bytes(ids)):
             ids.pop()
-        return ids
+        # A mark that is written out in a text is text.
+        plain = next((at for at, id in enumerate(ids) if id in self._special), len(ids))
+        return ids[:plain]
 
 
 class Matcher:

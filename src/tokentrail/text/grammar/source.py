@@ -27,15 +27,25 @@ def build_grammar(wanted: StructuredOutputsParams) -> str:
 
     Raises `InvalidRequest` naming the field and what is wrong with it. May take a second; releases the GIL.
     """
+    grammar = json.dumps({"grammars": [{"name": "answer", **source_of(wanted)}]})
+    check(grammar, wanted.field)
+    return grammar
+
+
+def source_of(wanted: StructuredOutputsParams) -> dict[str, Any]:
+    """`wanted` as a member of llguidance's list of grammars, unchecked. Raises `InvalidRequest` naming the field."""
     wanted.validate()
     try:
-        source = _source(wanted)
+        return _source(wanted)
     except InvalidRequest as error:
         raise _invalid(wanted.field, error.message) from None
-    problem = _problem(json.dumps({"grammars": [{"name": "answer", **source}]}))
+
+
+def check(grammar: str, field: str) -> None:
+    """Raise `InvalidRequest` naming `field` if the grammar cannot be used."""
+    problem = _problem(grammar)
     if problem:
-        raise _invalid(wanted.field, problem)
-    return json.dumps({"grammars": [{"name": "answer", **source}]})
+        raise _invalid(field, problem)
 
 
 def _source(wanted: StructuredOutputsParams) -> dict[str, Any]:

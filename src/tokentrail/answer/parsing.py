@@ -1,0 +1,197 @@
+"""Thoughts and tool calls in chat answers: what a model's formats are, and one answer's text taken apart."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokentrail.answer.types import CallPiece, ChatOptions, Chunk
+from tokentrail.protocol import InvalidRequest
+from tokentrail.text.reasoning import ReasoningFormat, choose_reasoning_format, get_reasoning_format
+from tokentrail.text.tool_calls import (
+    FORMATS,
+    Arguments,
+    CallStart,
+    Event,
+    Text,
+    Tool,
+    ToolFormat,
+    choose_format,
+    get_format,
+)
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How a model marks thoughts and tool calls."""
+
+    tools: ToolFormat | None = None
+    """None: its template knows no tools; they are told in a system message, in Hermes' way."""
+    reasoning: ReasoningFormat | None = None
+    """None: it does not think aloud."""
+
+    @classmethod
+    def of(
+        cls, template: str | None, tool_call_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> Formats:
+        """As the names say, or else the chat template. Raises `InvalidRequest` for a name that is not known."""
+        return cls(
+            choose_format(template) if tool_call_parser is None else get_format(tool_call_parser),
+            choose_reasoning_format(template)
+            if reasoning_parser is None
+            else get_reasoning_format(reasoning_parser),
+        )
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """How the answers to one prompt are taken apart."""
+
+    prompt: str
+    tool_format: ToolFormat | None
+    tools: Sequence[Tool]
+    reasoning: ReasoningFormat | None
+    shown: frozenset[int]
+    """Control tokens that are marks, and must be seen."""
+
+    def parser(self) -> AnswerParser:
+        return AnswerParser(self)
+
+
+def tools_of(options: ChatOptions) -> list[Tool]:
+    """The tools that the model may call, in this request."""
+    tools = []
+    for tool in options.tools:
+        function = tool["function"]
+        parameters = function.get("parameters") or {}
+        tools.append(Tool(function["name"], parameters, bool(function.get("strict"))))
+    if options.tool_choice == "none":
+        return []
+    if options.tool_choice in ("auto", "required"):
+        return tools
+    named = [tool for tool in tools if tool.name == options.tool_choice]
+    if not named:
+        raise InvalidRequest(
+            f"tool_choice names {options.tool_choice[:80]!r}, which is not among the tools.",
+            param="tool_choice",
+        )
+    return named
+
+
+def format_for(options: ChatOptions, formats: Formats) -> ToolFormat:
+    """The format that this answer's calls have."""
+    own = formats.tools or FORMATS["hermes"]
+    required = options.tool_choice not in ("auto", "none")
+    # What has to be calls can be held to JSON only.
+    return FORMATS["json"] if required and own.grammar((), several=True) is None else own
+
+
+class AnswerParser:
+    """Takes one answer apart: its text comes in any pieces, and what comes of it, joined, does not depend on these."""
+
+    def __init__(self, plan: AnswerPlan) -> None:
+        self._reasoning = None if plan.reasoning is None else plan.reasoning.parser(plan.prompt)
+        self._calls = None if plan.tool_format is None else plan.tool_format.parser(plan.tools)
+        self._short_ids = plan.tool_format is not None and plan.tool_format.name == "mistral"
+        self.num_calls = 0
+
+    def apply(self, chunk: Chunk) -> None:
+        """Take the text of `chunk` apart, in place. The last chunk of an answer also brings what was held back."""
+        text, last = chunk.text, chunk.finish_reason is not None
+        if self._reasoning is not None:
+            chunk.reasoning, text = self._reasoning.push(text)
+            if last:
+                thoughts, rest = self._reasoning.flush()
+                chunk.reasoning += thoughts
+                text += rest
+        if self._calls is None:
+            chunk.text = text
+            return
+        events = self._calls.push(text) if text else []
+        if last:
+            events += self._calls.flush()
+        chunk.text = ""
+        for event in events:
+            self._take(event, chunk)
+        if self.num_calls and chunk.finish_reason == "stop":
+            chunk.finish_reason = "tool_calls"
+
+    def _take(self, event: Event, chunk: Chunk) -> None:
+        if isinstance(event, Text):
+            chunk.text += event.text
+        elif isinstance(event, CallStart):
+            chunk.calls = [*chunk.calls, CallPiece(self.num_calls, "", id=self._id(), name=event.name)]
+            self.num_calls += 1
+        elif isinstance(event, Arguments):
+            last = chunk.calls[-1] if chunk.calls else None
+            if last is not None and last.index == self.num_calls - 1:
+                last.arguments += event.text
+            else:
+                chunk.calls = [*chunk.calls, CallPiece(self.num_calls - 1, event.text)]
+
+    def _id(self) -> str:
+        # Mistral's templates take no others.
+        if self._short_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+_TOLD = """You can call functions. They stand between <tools> and </tools>, one a line, as JSON:
+<tools>
+{tools}
+</tools>
+To call one, write its name and its arguments as JSON between <tool_call> and </tool_call>, like this:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"the argument's name": "its value"}}}}
+</tool_call>"""
+
+
+def told_of_tools(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same conversation for a template that knows no tools: these are told in the system message, and calls and
+    results are written out, in the way of Hermes and Qwen, which most small models have seen.
+    """
+    said: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            written = [
+                "<tool_call>\n"
+                + json.dumps(
+                    {"name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])},
+                    ensure_ascii=False,
+                )
+                + "\n</tool_call>"
+                for call in calls
+            ]
+            content = "\n".join([*filter(None, [message.get("content")]), *written])
+            said.append({"role": "assistant", "content": content})
+        elif message.get("role") == "tool":
+            said.append(
+                {
+                    "role": "user",
+                    "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>",
+                }
+            )
+        else:
+            said.append(dict(message))
+    if not tools:
+        return said
+    told = _TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if said and said[0].get("role") == "system":
+        said[0] = {**said[0], "content": f"{said[0].get('content') or ''}\n\n{told}".lstrip()}
+        return said
+    return [{"role": "system", "content": told}, *said]
+
+
+def _object(arguments: Any) -> Any:
+    """Arguments as an object, where they came as JSON."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

@@ -1,0 +1,106 @@
+"""What all formats of tool calls have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """JSON Schema of the arguments' object."""
+    strict: bool = False
+    """Arguments must keep to the schema even where the model is free to call or not."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text of the answer that is part of no call."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A call begins."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A piece of the arguments of the call that began last: of the text of a JSON object."""
+
+    text: str
+
+
+Event: TypeAlias = Text | CallStart | Arguments
+
+
+class ToolParser(ABC):
+    """Finds the calls in one answer."""
+
+    @abstractmethod
+    def push(self, text: str) -> list[Event]:
+        """Add text; return what it brings."""
+
+    @abstractmethod
+    def flush(self) -> list[Event]:
+        """The answer is over: what was held back."""
+
+
+class ToolFormat(ABC):
+    """How a family of models writes calls."""
+
+    name: ClassVar[str]
+    """As `--tool-call-parser` takes it, and as vLLM names it where it knows the format."""
+    markers: ClassVar[tuple[str, ...]] = ()
+    """Texts that stand around calls. Where they are tokens of their own, these must be shown to the parser, though
+    they are no text of an answer."""
+
+    @abstractmethod
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """A parser for an answer of a model that was told of these tools."""
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        """How calls are written, for answers that must be calls. None: this format cannot be constrained, and a list in
+        JSON takes its place.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class ToolGrammar:
+    """The pieces that a call consists of: `begin`, then calls with `between` between them, then `end`.
+
+    A call is `before`, the name, `middle`, arguments in JSON, `after`.
+    """
+
+    before: str
+    middle: str
+    after: str
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+    trigger: str = ""
+    """What only a call begins with: where the model is free to call or not, arguments are constrained from here on."""
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """Neighbouring texts and neighbouring pieces of arguments joined; empty ones left out."""
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + event.text)
+        elif isinstance(event, Arguments) and isinstance(last, Arguments):
+            joined[-1] = Arguments(last.text + event.text)
+        elif isinstance(event, CallStart) or event.text:
+            joined.append(event)
+    return joined

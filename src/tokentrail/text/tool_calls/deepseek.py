@@ -1,0 +1,105 @@
+"""DeepSeek: marks of its own around each call, and JSON for the arguments alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokentrail.text.markers import MarkerSearch
+from tokentrail.text.tool_calls.base import (
+    Arguments,
+    CallStart,
+    Event,
+    Text,
+    Tool,
+    ToolFormat,
+    ToolGrammar,
+    ToolParser,
+    merged,
+)
+from tokentrail.text.tool_calls.json_value import JsonObject
+
+_ALL, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_MARKERS = (_ALL, _CALL, _SEP, _CALL_END, _ALL_END)
+
+
+class DeepSeekFormat(ToolFormat):
+    """V3 and R1: `function<｜tool▁sep｜>name`, then the arguments as a block of JSON; V3.1: `name<｜tool▁sep｜>{…}`."""
+
+    name = "deepseek_v3"
+    markers = _MARKERS
+
+    def __init__(self, *, fenced: bool = True) -> None:
+        """`fenced`: as V3 and R1 write calls; both ways are read."""
+        self._fenced = fenced
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return DeepSeekParser()
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        return None
+
+
+class DeepSeek31Format(DeepSeekFormat):
+    name = "deepseek_v31"
+
+    def __init__(self) -> None:
+        super().__init__(fenced=False)
+
+
+class DeepSeekParser(ToolParser):
+    def __init__(self) -> None:
+        self._search = MarkerSearch()
+        self._began = False
+        self._space = ""
+        self._head: list[str] | None = None
+        """Of a call: the texts before and behind its separator."""
+        self._object: JsonObject | None = None
+
+    def push(self, text: str) -> list[Event]:
+        self._search.push(text)
+        return merged(self._read(final=False))
+
+    def flush(self) -> list[Event]:
+        events = self._read(final=True)
+        return merged(events if self._began else [*events, Text(self._space)])
+
+    def _read(self, *, final: bool) -> list[Event]:
+        events: list[Event] = []
+        while True:
+            before, found = self._search.until(_MARKERS, final=final)
+            if self._head is not None:
+                for character in before:
+                    events += self._inside(character)
+            elif not self._began:
+                text = self._space + before
+                shown = text.rstrip()
+                self._space = text[len(shown) :]
+                events.append(Text(shown))
+            if found is None:
+                return events
+            self._began = True
+            if found == _CALL:
+                self._head, self._object = [""], None
+            elif found == _SEP and self._head is not None and len(self._head) == 1:
+                self._head.append("")
+            elif found in (_CALL_END, _ALL_END) and self._head is not None:
+                if self._object is None and len(self._head) == 2:
+                    events += [CallStart(self._name()), Arguments("{}")]
+                self._head = self._object = None
+
+    def _inside(self, character: str) -> list[Event]:
+        assert self._head is not None
+        if self._object is not None:
+            return [Arguments(self._object.push(character))]
+        if character != "{" or len(self._head) == 1:
+            self._head[-1] += character
+            return []
+        name = self._name()
+        self._object = JsonObject()
+        return [CallStart(name), Arguments(self._object.push(character))]
+
+    def _name(self) -> str:
+        assert self._head is not None
+        first, second = self._head[0].strip(), self._head[1].split("```")[0].strip()
+        return second or first

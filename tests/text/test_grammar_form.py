@@ -1,0 +1,188 @@
+"""Thoughts, calls and answers in one grammar, followed token by token."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrail.checkpoints import demo_model_path, open_checkpoint
+from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
+from tokentrail.text import Tokenizer
+from tokentrail.text.grammar import Calls, GrammarTokenizer, Matcher, Thoughts, build_form
+from tokentrail.text.grammar import matcher as matchers
+from tokentrail.text.grammar.matcher import MaskWriter
+from tokentrail.text.reasoning import THINK
+from tokentrail.text.tool_calls import FORMATS, Arguments, CallStart, Tool
+
+NUMBER = StructuredOutputsParams(regex=r"\d{3}")
+TOOLS = [
+    Tool(
+        "add",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        strict=True,
+    ),
+    Tool("now"),
+]
+ADD = '{"a":12}'
+
+
+_GRAMMARS: dict[tuple[str, ...], GrammarTokenizer] = {}
+
+
+@cache
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.from_checkpoint(open_checkpoint(demo_model_path()))
+
+
+class Follower:
+    """A vocabulary in which some marks are tokens: ids of control tokens of the demo model stand for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *marks: str) -> None:
+        self.tokenizer = demo_tokenizer()
+        self.marks = {mark: 10 + at for at, mark in enumerate(marks)}
+        monkeypatch.setattr(matchers, "marks_of", lambda tokenizer: self.marks)
+        known = _GRAMMARS.get(marks)
+        if known is None:
+            known = _GRAMMARS[marks] = GrammarTokenizer(self.tokenizer, self.tokenizer.vocab_size)
+        self.grammars = known
+
+    def tokens(self, text: str) -> list[int]:
+        for mark, id in self.marks.items():
+            if mark in text:
+                before, _, after = text.partition(mark)
+                return [*self.tokens(before), id, *self.tokens(after)]
+        return self.tokenizer.encode(text, add_special_tokens=False, parse_special=False) if text else []
+
+    def matcher(self, *form: Any) -> Matcher:
+        grammar = build_form(*form, self.marks)
+        assert grammar is not None
+        return self.grammars.compile(grammar)
+
+    def follows(self, matcher: Matcher, text: str) -> bool:
+        """Whether `text` is an answer. Goes by bytes where a mark is no token: grammars may prefer other tokens."""
+        matcher = matcher.copy()
+        for token in self.tokens(text):
+            for one in [token] if token in self.marks.values() else self._bytes(token):
+                if not matcher.consume(one):
+                    return False
+        return matcher.accepting
+
+    def _bytes(self, token: int) -> list[int]:
+        text = self.tokenizer.token_bytes(token)
+        ids = [self.tokenizer.encode(chr(byte), add_special_tokens=False) for byte in text]
+        return [token] if any(len(one) != 1 for one in ids) else [one[0] for one in ids]
+
+    def allowed(self, matcher: Matcher) -> set[int]:
+        found = np.zeros((1, self.grammars.mask_words), np.uint32)
+        MaskWriter(1).write(found, [(matcher, 0, [])])
+        return set(np.flatnonzero(np.unpackbits(found.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.fixture(params=["tokens", "text"])
+def follower(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Follower:
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>") if request.param == "tokens" else ()
+    return Follower(monkeypatch, *marks)
+
+
+def test_nothing_asked_for_is_no_grammar() -> None:
+    assert build_form(None, None, None, {}) is None
+    assert build_form(None, None, Thoughts(THINK, begun=True), {}) is None
+    assert build_form(None, Calls(FORMATS["hermes"], [Tool("now")], required=False), None, {}) is None
+    assert build_form(None, Calls(FORMATS["glm45"], TOOLS, required=False), None, {}) is None
+
+
+def test_structured_output_begins_after_the_thoughts(follower: Follower) -> None:
+    matcher = follower.matcher(NUMBER, None, Thoughts(THINK, begun=False))
+    assert follower.follows(matcher, "<think>\nOne 1 two.\n</think>\n\n123")
+    assert follower.follows(matcher, "<think></think>123")
+    assert follower.follows(matcher, "123")
+    assert not follower.follows(matcher, "<think>\nx</think>abc")
+    assert not follower.follows(matcher, "abc")
+    begun = follower.matcher(NUMBER, None, Thoughts(THINK, begun=True))
+    assert follower.follows(begun, "Well.\n</think>\n\n123")
+    assert not follower.follows(begun, "123")
+    plain = follower.matcher(NUMBER, None, None)
+    assert follower.follows(plain, "123")
+    assert not follower.follows(plain, "<think>x</think>123")
+
+
+def test_required_calls(follower: Follower) -> None:
+    one = f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>'
+    other = '<tool_call>\n{"name": "now", "arguments": {"any":["thing"]}}\n</tool_call>'
+    calls = Calls(FORMATS["hermes"], TOOLS, required=True)
+    matcher = follower.matcher(None, calls, Thoughts(THINK, begun=False))
+    for answer in (one, other, f"{one}\n{other}\n{one}", f"<think>hm</think>\n\n{one}"):
+        assert follower.follows(matcher, answer), answer
+    for answer in (
+        "text",
+        f"text {one}",
+        one.replace('"a"', '"b"'),
+        one.replace("add", "sub"),
+        one.replace("12", '"x"'),
+    ):
+        assert not follower.follows(matcher, answer), answer
+    single = follower.matcher(None, Calls(FORMATS["hermes"], TOOLS, required=True, several=False), None)
+    assert follower.follows(single, one)
+    assert not follower.follows(single, f"{one}\n{one}")
+
+
+@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.grammar((), several=True)])
+def test_what_other_formats_write(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    follower = Follower(monkeypatch, *[mark for mark in FORMATS[name].markers if mark != "<|python_tag|>"])
+    form = FORMATS[name].grammar(TOOLS, several=True)
+    assert form is not None
+    call = f'{form.before}"add"{form.middle}{ADD}{form.after}'
+    matcher = follower.matcher(None, Calls(FORMATS[name], TOOLS, required=True), None)
+    for calls in ([call], [call, call]):
+        text = form.begin + form.between.join(calls) + form.end
+        assert follower.follows(matcher, text)
+        parser = FORMATS[name].parser(TOOLS)
+        events = [*parser.push(text), *parser.flush()]
+        assert events == [CallStart("add"), Arguments(ADD)] * len(calls)
+
+
+def test_strict_tools_hold_a_call_once_it_begins(follower: Follower) -> None:
+    good = f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>'
+    matcher = follower.matcher(None, Calls(FORMATS["hermes"], TOOLS, required=False), None)
+    for answer in ("Just text, 1 < 2.", good, f"I add. {good}", f"{good}\n{good} Done.", ""):
+        assert follower.follows(matcher, answer), answer
+    assert not follower.follows(matcher, good.replace("12", '"x"'))
+    assert not follower.follows(matcher, f"I add. {good.replace('add', 'sub')}")
+    loose = good.replace("add", "now").replace("12", '"x"')
+    assert follower.follows(matcher, loose), "tools that are not strict take any object"
+
+
+def test_an_answer_of_a_form_or_calls(follower: Follower) -> None:
+    matcher = follower.matcher(NUMBER, Calls(FORMATS["hermes"], TOOLS, required=False), None)
+    assert follower.follows(matcher, "123")
+    assert follower.follows(matcher, f'<tool_call>\n{{"name": "add", "arguments": {ADD}}}\n</tool_call>')
+    assert not follower.follows(matcher, "text")
+
+
+def test_a_budget_ends_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, "<think>", "</think>")
+    end = follower.marks["</think>"]
+    for wanted in (None, NUMBER):
+        matcher = follower.matcher(wanted, None, Thoughts(THINK, begun=True, budget=4))
+        for token in follower.tokens("one two three four")[:4]:
+            assert end in follower.allowed(matcher)
+            assert matcher.consume(token)
+        assert follower.allowed(matcher) == {end}
+        assert matcher.forced() == [end]
+        assert matcher.consume(end)
+        for token in follower.tokens("123" if wanted else "anything at all"):
+            assert matcher.consume(token)
+        assert matcher.accepting
+    short = follower.matcher(None, None, Thoughts(THINK, begun=False, budget=4))
+    assert follower.follows(short, "<think>a</think>\n\nAnswer.")
+    assert follower.follows(short, "No thoughts at all.")
+    with pytest.raises(InvalidRequest, match="thinking_token_budget"):
+        build_form(None, None, Thoughts(THINK, begun=True, budget=4), {})
