@@ -78,6 +78,25 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("f", {"a": [1, {"b": "}"}]})],
     ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"</tool_call>": "a\\"</tool_call>"}}</tool_call>',
+        "",
+        [("f", {"</tool_call>": 'a"</tool_call>'})],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": "[TOOL_CALLS]x[ARGS]"}}]',
+        "",
+        [("f", {"a": "[TOOL_CALLS]x[ARGS]"})],
+    ),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', "", [("f", {"a": "[TOOL_CALLS]"})]),
+    (
+        "deepseek_v31",
+        '{all}{call}f{sep}{{"a": "{done}"}}{done}{end}'.format(**DS),
+        "",
+        [("f", {"a": DS["done"]})],
+    ),
     ("hermes", "<tool_call>not json</tool_call> so", "<tool_call>not json</tool_call> so", []),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}}', "", [NOW]),
     ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
@@ -281,8 +300,6 @@ def test_what_a_grammar_writes_is_read_back(
         for tool, arguments in calls
     ]
     text = grammar.begin + grammar.between.join(written) + grammar.end
-    if any(marker in json.dumps(calls, ensure_ascii=False) for marker in FORMATS[name].markers):
-        return
     shown, found = parse(name, [text])
     assert shown == ""
     assert [(tool, json.loads(arguments)) for tool, arguments in found] == calls

@@ -102,7 +102,7 @@ class ReasoningParser:
         search = self._search
         if self._state == "start":
             start = self._format.start
-            text = search.peek(len(search))
+            text = search.rest()
             head = text.lstrip()
             if head.startswith(start):
                 search.take(len(text) - len(head) + len(start))

@@ -67,9 +67,16 @@ class DeepSeekParser(ToolParser):
     def _read(self, *, final: bool) -> list[Event]:
         events: list[Event] = []
         while True:
-            before, found = self._search.until(_MARKERS, final=final)
+            while self._in_string() and len(self._search):
+                events += self._inside(self._search.take(1))
+            if self._in_string():
+                return events
+            # A quote may begin a text in which marks are none.
+            in_call = self._head is not None and len(self._head) == 2
+            markers = (*_MARKERS, '"') if in_call else _MARKERS
+            before, found = self._search.until(markers, final=final)
             if self._head is not None:
-                for character in before:
+                for character in before + ('"' if found == '"' else ""):
                     events += self._inside(character)
             elif not self._began:
                 text = self._space + before
@@ -78,6 +85,8 @@ class DeepSeekParser(ToolParser):
                 events.append(Text(shown))
             if found is None:
                 return events
+            if found == '"':
+                continue
             self._began = True
             if found == _CALL:
                 self._head, self._object = [""], None
@@ -87,6 +96,9 @@ class DeepSeekParser(ToolParser):
                 if self._object is None and len(self._head) == 2:
                     events += [CallStart(self._name()), Arguments("{}")]
                 self._head = self._object = None
+
+    def _in_string(self) -> bool:
+        return self._object is not None and self._object.in_string
 
     def _inside(self, character: str) -> list[Event]:
         assert self._head is not None

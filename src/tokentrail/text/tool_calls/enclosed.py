@@ -60,23 +60,31 @@ class EnclosedParser(ToolParser):
         events: list[Event] = []
         search = self._search
         while True:
-            marker = self._begin if self._call is None else self._end
-            before, found = search.until((marker,), final=final)
-            if self._call is None:
+            call = self._call
+            if call is not None:
+                while call.in_string and len(search):
+                    events += call.push(search.take(1))
+                if call.in_string:
+                    return events
+            # A quote may begin a text in which the mark is none.
+            markers = (self._begin,) if call is None else (self._end, '"')
+            before, found = search.until(markers, final=final)
+            if call is None:
                 events += self._outside(before)
                 if found is None:
                     return events
                 self._space = ""
                 self._call = JsonCall()
                 continue
-            call = self._call
-            for character in before:
+            for character in before + ('"' if found == '"' else ""):
                 if not call.done and not call.broken:
                     events += call.push(character)
                 elif call.broken:
                     call.raw += character
             if found is None:
                 return events
+            if found == '"':
+                continue
             if not call.named:
                 # What stands between the marks is no call: it is text as it came.
                 events += self._outside(self._begin + call.raw + self._end)

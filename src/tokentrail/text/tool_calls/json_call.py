@@ -47,6 +47,10 @@ class JsonCall:
         return self._at is _At.DONE
 
     @property
+    def in_string(self) -> bool:
+        return self._at is _At.KEY or (self._at is _At.VALUE and self._in_string)
+
+    @property
     def broken(self) -> bool:
         """This is no call, or no JSON."""
         return self._at is _At.BROKEN

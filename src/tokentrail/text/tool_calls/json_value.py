@@ -12,6 +12,10 @@ class JsonObject:
         self._in_string = False
         self._escaped = False
 
+    @property
+    def in_string(self) -> bool:
+        return self._in_string and not self.done
+
     def push(self, character: str) -> str:
         if self.done or (self._depth == 0 and character != "{"):
             return ""

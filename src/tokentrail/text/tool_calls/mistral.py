@@ -68,11 +68,15 @@ class MistralParser(ToolParser):
     def _read(self, *, final: bool) -> list[Event]:
         events: list[Event] = []
         while True:
-            before, found = self._search.until(
-                (_CALLS, _ARGS, _ID) if self._in_calls else (_CALLS,), final=final
-            )
+            while self._in_string() and len(self._search):
+                events += self._inside(self._search.take(1))
+            if self._in_string():
+                return events
+            # A quote may begin a text in which marks are none.
+            markers = (_CALLS, _ARGS, _ID, '"') if self._in_calls else (_CALLS,)
+            before, found = self._search.until(markers, final=final)
             if self._in_calls:
-                for character in before:
+                for character in before + ('"' if found == '"' else ""):
                     events += self._inside(character)
             else:
                 text = self._space + before
@@ -90,6 +94,10 @@ class MistralParser(ToolParser):
                 self._name, self._object = "", JsonObject()
             elif found == _ID:
                 self._name += _ID
+
+    def _in_string(self) -> bool:
+        value = self._call or self._object
+        return value is not None and value.in_string
 
     def _inside(self, character: str) -> list[Event]:
         if self._object is not None:
