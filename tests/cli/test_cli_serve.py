@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+import tokentrail.cli.serve
+import tokentrail.hub
 import tokentrail.server
 from tokentrail.cli.serve import ServeCommand, spread_lists
+from tokentrail.cli.terminal import loading
 from tokentrail.engine import EngineConfig
+from tokentrail.hub import FoundModel
 from tokentrail.server import ServerConfig
 
 
@@ -71,13 +75,13 @@ def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
         "--host", "0.0.0.0", "--port", "0", "--chat-template", str(template), "--trail-text",
         "--trail-size", "5", "--allowed-origins", "http://a,http://b", "--allowed-methods", "GET",
         "POST", "--allowed-headers", "x-a", "--allow-credentials", "--shutdown-timeout", "3.5",
-        "--log-level", "debug", "--no-log-requests",
+        "--log-level", "debug", "--no-log-requests", "--generation-config", "vllm",
     )  # fmt: skip
     assert config == ServerConfig(
         host="0.0.0.0", port=0, chat_template=str(template), trail_text=True, trail_size=5,
         allowed_origins=("http://a", "http://b"), allowed_methods=("GET", "POST"),
         allowed_headers=("x-a",), allow_credentials=True, shutdown_timeout=3.5, log_level="debug",
-        log_requests=False,
+        log_requests=False, generation_config="vllm",
     )  # fmt: skip
 
 
@@ -85,6 +89,31 @@ def test_model_by_position_as_vllm_takes_it(served) -> None:
     assert served("x.gguf", "--served-model-name", "a").engine.model == "x.gguf"
     assert served("x.gguf", "-m", "x.gguf").engine.model == "x.gguf"
     assert served("-c", "-1").engine.max_model_len is None
+
+
+def test_models_by_name(served, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def find_model(model: str, *, tell: Callable[[str], None], **options: object) -> FoundModel:
+        asked.append((model, options))
+        tell("something")
+        return FoundModel(Path("cache") / model.replace("/", "--"), model)
+
+    monkeypatch.setattr(tokentrail.hub, "find_model", find_model)
+    monkeypatch.setattr(
+        tokentrail.cli.serve, "loading", lambda name, **options: loading("cache/o--n", **options)
+    )
+    engine = served("o/n", "--revision", "v1", "--hub", "modelscope", "-md", "o/small").engine
+    assert (engine.model, engine.name, engine.speculative_model) == ("cache/o--n", "o/n", "cache/o--small")
+    assert served.err == "note: something\n" * 2
+    assert asked == [
+        ("o/n", {"revision": "v1", "hub": "modelscope"}),
+        ("o/small", {"revision": None, "hub": "modelscope"}),
+    ]
+    assert served("o/n", "-md", "ngram").engine.speculative_model == "ngram"
+    outcome = run("serve", "--revision", "v1")
+    assert outcome.code == 2
+    assert "give the model it is of" in outcome.err
 
 
 @pytest.mark.parametrize(

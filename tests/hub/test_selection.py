@@ -137,6 +137,10 @@ def test_a_single_gguf_file_needs_no_name() -> None:
     assert select("o/n", ["x.gguf", *LLAMA], "x").main == "x.gguf"
 
 
+def test_a_listing_cannot_lead_out_of_its_folder() -> None:
+    assert select("o/n", ["../../a.gguf", "/b.gguf", "c/../../d.gguf", "e..gguf"], None).files == ("e..gguf",)
+
+
 def test_repositories_without_a_model() -> None:
     assert "pickle files (pytorch_model.bin)" in refusal(["config.json", "pytorch_model.bin"])
     assert "holds an adapter" in refusal(["adapter_config.json", "adapter_model.safetensors"])

@@ -77,7 +77,8 @@ def select(repository: str, names: Iterable[str], selector: str | None) -> Selec
     `selector`: format or name of a GGUF file; None: the model in safetensors, or the only GGUF file. Raises
     `ModelFileError` saying what there is where nothing fits, or several things do.
     """
-    names = sorted(names)
+    # A listing must not lead out of the folder that is downloaded into.
+    names = sorted(name for name in names if not name.startswith("/") and ".." not in name.split("/"))
     models = _gguf_models(names)
     if selector is not None:
         return _gguf(repository, models, selector)
