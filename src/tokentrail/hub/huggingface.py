@@ -20,8 +20,10 @@ class HuggingFace:
     title = "Hugging Face"
 
     def list(self, repository: str, revision: str | None) -> Listing:
-        from huggingface_hub import HfApi, errors
+        from huggingface_hub import HfApi, constants, errors
 
+        if constants.HF_HUB_OFFLINE:
+            raise Unreachable("HF_HUB_OFFLINE is set")
         try:
             info = HfApi(library_name="tokentrail").model_info(
                 repository, revision=revision, files_metadata=True, timeout=_SECONDS
@@ -111,8 +113,6 @@ class HuggingFace:
             return ModelFileError(
                 f"{repository}: is neither a file or folder here, nor a name on {self.title}."
             )
-        if is_a("OfflineModeIsEnabled"):
-            return Unreachable("HF_HUB_OFFLINE is set")
         if is_a("LocalEntryNotFoundError") and error.__cause__ is not None:
             return Unreachable(_one_line(error.__cause__))
         return Unreachable(_one_line(error))
