@@ -52,9 +52,11 @@ TEMPLATE = (
 class Scripted:
     """A server whose model says what the test wants, with a template of a model that calls tools and thinks."""
 
-    def __init__(self, parts: TextParts) -> None:
+    def __init__(self, parts: TextParts, formats: Formats | None = None) -> None:
         template = ChatTemplate(TEMPLATE)
-        self.parts = dataclasses.replace(parts, template=template, formats=Formats.of(TEMPLATE))
+        self.parts = dataclasses.replace(
+            parts, template=template, formats=Formats.of(TEMPLATE) if formats is None else formats
+        )
         self.says = ""
         self.requests: list[Any] = []
 
@@ -147,6 +149,28 @@ def test_a_stream_is_the_whole_in_pieces(scripted: Scripted, says: str) -> None:
         assert "think" not in found["content"]
     logged = scripted.ask(says, logprobs=True, **fields).choices[0]
     assert "".join(entry.token for entry in logged.logprobs.content).startswith(says[:5])
+
+
+def test_answers_in_channels(text_parts: TextParts) -> None:
+    scripted = Scripted(text_parts, Formats.of(None, "openai", "openai"))
+    try:
+        thoughts = "<|channel|>analysis<|message|>Well, well.<|end|><|start|>assistant"
+        for says, content, calls in (
+            (f"{thoughts}<|channel|>final<|message|>It rains.", "It rains.", []),
+            (
+                f'{thoughts} to=functions.now<|channel|>commentary json<|message|>{{"a": 1}}',
+                "",
+                [["now", '{"a": 1}']],
+            ),
+        ):
+            # Thoughts are told apart whether there are tools or not.
+            for fields in ({}, {"tools": [NOW]}):
+                found = whole(scripted.ask(says, **fields))
+                assert joined(scripted.ask(says, stream=True, **fields)) == found
+                assert (found["reasoning_content"], found["content"]) == ("Well, well.", content)
+                assert found["calls"] == calls
+    finally:
+        scripted.server.close()
 
 
 def test_without_tools_calls_are_text(scripted: Scripted) -> None:

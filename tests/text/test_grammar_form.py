@@ -14,7 +14,7 @@ from tokentrail.text import Tokenizer
 from tokentrail.text.grammar import Calls, GrammarTokenizer, Matcher, Thoughts, build_form
 from tokentrail.text.grammar import matcher as matchers
 from tokentrail.text.grammar.matcher import MaskWriter
-from tokentrail.text.reasoning import THINK
+from tokentrail.text.reasoning import REASONING_FORMATS, THINK
 from tokentrail.text.tool_calls import FORMATS, Arguments, CallStart, Tool
 
 NUMBER = StructuredOutputsParams(regex=r"\d{3}")
@@ -139,7 +139,8 @@ def test_what_other_formats_write(monkeypatch: pytest.MonkeyPatch, name: str) ->
     follower = Follower(monkeypatch, *[mark for mark in FORMATS[name].markers if mark != "<|python_tag|>"])
     form = FORMATS[name].grammar(TOOLS, several=True)
     assert form is not None
-    call = f'{form.before}"add"{form.middle}{ADD}{form.after}'
+    tool = '"add"' if form.quoted else "add"
+    call = f"{form.before}{tool}{form.middle}{ADD}{form.after}"
     matcher = follower.matcher(None, Calls(FORMATS[name], TOOLS, required=True), None)
     for calls in ([call], [call, call]):
         text = form.begin + form.between.join(calls) + form.end
@@ -186,3 +187,21 @@ def test_a_budget_ends_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert follower.follows(short, "No thoughts at all.")
     with pytest.raises(InvalidRequest, match="thinking_token_budget"):
         build_form(None, None, Thoughts(THINK, begun=True, budget=4), {})
+
+
+def test_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(monkeypatch, *FORMATS["openai"].markers[:5])
+    thoughts = Thoughts(REASONING_FORMATS["openai"], begun=False)
+    begin = FORMATS["openai"].answer_begin
+    grammar = build_form(NUMBER, None, thoughts, follower.marks, answer_begin=begin)
+    assert grammar is not None
+    matcher = follower.grammars.compile(grammar)
+    hm = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    for answer in ("<|channel|>final<|message|>123", f"{hm}<|channel|>final<|message|>123"):
+        assert follower.follows(matcher, answer), answer
+    assert not follower.follows(matcher, "123")
+    calls = Calls(FORMATS["openai"], TOOLS, required=True, several=False)
+    matcher = follower.matcher(None, calls, thoughts)
+    call = f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ADD}"
+    assert follower.follows(matcher, hm + call)
+    assert not follower.follows(matcher, hm + call.replace("add", "sub"))

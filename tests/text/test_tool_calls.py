@@ -18,6 +18,7 @@ from tokentrail.text.tool_calls import (
     CallStart,
     Event,
     Text,
+    Thought,
     Tool,
     choose_format,
     get_format,
@@ -212,6 +213,8 @@ def collect(events: list[Event]) -> Found:
             text += event.text
         elif isinstance(event, CallStart):
             calls.append([event.name, ""])
+        elif isinstance(event, Thought):
+            assert event.text.startswith("Hm") or event.text
         else:
             assert isinstance(event, Arguments)
             calls[-1][1] += event.text
@@ -295,10 +298,11 @@ def test_what_a_grammar_writes_is_read_back(
 ) -> None:
     grammar = FORMATS[name].grammar(TOOLS, several=True)
     assert grammar is not None
-    written = [
-        f"{grammar.before}{json.dumps(tool)}{grammar.middle}{json.dumps(arguments, ensure_ascii=ascii)}{grammar.after}"
-        for tool, arguments in calls
-    ]
+    written = []
+    for tool, arguments in calls:
+        shown_name = json.dumps(tool) if grammar.quoted else tool
+        shown_arguments = json.dumps(arguments, ensure_ascii=ascii)
+        written.append(f"{grammar.before}{shown_name}{grammar.middle}{shown_arguments}{grammar.after}")
     text = grammar.begin + grammar.between.join(written) + grammar.end
     shown, found = parse(name, [text])
     assert shown == ""
@@ -310,8 +314,11 @@ TEMPLATES = {
     "llama3_json": '{% if tools %}{"name": function name, "parameters": dictionary of argument name}{% endif %}',
     "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]",
     "glm45": "{% if tools %}<tool_call><arg_key>{% endif %}",
-    "qwen3_coder": "{% if tools %}<tool_call><function=example>{% endif %}",
+    "qwen3_coder": "{% if tools %}<tool_call><function=example><parameter=p>{% endif %}",
     "deepseek_v3": "{% if tools %}<｜tool▁calls▁begin｜>```json{% endif %}",
+    "openai": "{% if tools %}{% endif %}<|channel|>analysis<|message|>",
+    "kimi_k2": "{% if tools %}<|tool_calls_section_begin|>{% endif %}",
+    "seed_oss": "{% if tools %}<seed:tool_call><function=f><parameter=p>{% endif %}",
     "deepseek_v31": "{% if tools %}<｜tool▁calls▁begin｜>{% endif %}",
     "functiongemma": "{% if tools %}<start_function_call>{% endif %}",
     "gemma4": "{% if tools %}<|tool_call>{% endif %}",

@@ -92,7 +92,8 @@ class Desk:
         """How the answer to `prompt` is taken apart; None: it is text alone."""
         formats = self.parts.formats
         tools = tools_of(options)
-        tool_format = format_for(options, formats) if tools else None
+        always = formats.tools is not None and formats.tools.always
+        tool_format = format_for(options, formats) if tools or always else None
         if tool_format is None and formats.reasoning is None:
             return None
         markers = [*(tool_format.markers if tool_format is not None else ())]
@@ -111,14 +112,15 @@ class Desk:
                 )
             return None if wanted is None else build_grammar(wanted)
         calls = thoughts = None
-        if plan.tool_format is not None:
+        if plan.tool_format is not None and plan.tools:
             required = options.tool_choice != "auto"
             several = options.parallel_tool_calls and options.tool_choice in ("auto", "required")
             calls = Calls(plan.tool_format, plan.tools, required, several)
         if plan.reasoning is not None and not plan.reasoning.ended(plan.prompt):
             begun = plan.reasoning.begun(plan.prompt)
             thoughts = Thoughts(plan.reasoning, begun, options.thinking_token_budget)
-        return build_form(wanted, calls, thoughts, self._marks)
+        begin = "" if plan.tool_format is None else plan.tool_format.answer_begin
+        return build_form(wanted, calls, thoughts, self._marks, answer_begin=begin)
 
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""

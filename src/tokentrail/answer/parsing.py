@@ -18,6 +18,7 @@ from tokentrail.text.tool_calls import (
     CallStart,
     Event,
     Text,
+    Thought,
     Tool,
     ToolFormat,
     choose_format,
@@ -94,7 +95,9 @@ class AnswerParser:
     """Takes one answer apart: its text comes in any pieces, and what comes of it, joined, does not depend on these."""
 
     def __init__(self, plan: AnswerPlan) -> None:
-        self._reasoning = None if plan.reasoning is None else plan.reasoning.parser(plan.prompt)
+        # Some formats of calls mark thoughts themselves.
+        own = plan.tool_format is not None and plan.tool_format.always
+        self._reasoning = None if own or plan.reasoning is None else plan.reasoning.parser(plan.prompt)
         self._calls = None if plan.tool_format is None else plan.tool_format.parser(plan.tools)
         self._short_ids = plan.tool_format is not None and plan.tool_format.name == "mistral"
         self.num_calls = 0
@@ -123,6 +126,8 @@ class AnswerParser:
     def _take(self, event: Event, chunk: Chunk) -> None:
         if isinstance(event, Text):
             chunk.text += event.text
+        elif isinstance(event, Thought):
+            chunk.reasoning += event.text
         elif isinstance(event, CallStart):
             chunk.calls = [*chunk.calls, CallPiece(self.num_calls, "", id=self._id(), name=event.name)]
             self.num_calls += 1

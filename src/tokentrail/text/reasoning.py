@@ -42,6 +42,7 @@ REASONING_FORMATS = {
         ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
         ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
         ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+        ReasoningFormat("openai", "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         ReasoningFormat("reasoning", "<reasoning>", "</reasoning>"),
     )
 }
@@ -67,6 +68,8 @@ def get_reasoning_format(name: str) -> ReasoningFormat:
 def choose_reasoning_format(template: str | None) -> ReasoningFormat | None:
     """The format whose marks a chat template holds; None: its model does not think aloud."""
     if template is not None:
+        if REASONING_FORMATS["openai"].start in template:
+            return REASONING_FORMATS["openai"]
         for one in REASONING_FORMATS.values():
             # A template that leaves out the thoughts of earlier answers looks for their end.
             if one.end in template:

@@ -12,7 +12,7 @@ from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.text.grammar.marks import literal
 from tokentrail.text.grammar.source import check, source_of
 from tokentrail.text.reasoning import ReasoningFormat
-from tokentrail.text.tool_calls import Tool, ToolFormat
+from tokentrail.text.tool_calls import Tool, ToolFormat, ToolGrammar
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _MOST_CALLS = 32
@@ -45,8 +45,11 @@ def build_form(
     calls: Calls | None,
     thoughts: Thoughts | None,
     marks: Mapping[str, int],
+    *,
+    answer_begin: str = "",
 ) -> str | None:
-    """The grammar for an answer of this form; None: any text has it. `marks`: see `marks_of`.
+    """The grammar for an answer of this form; None: any text has it. `marks`: see `marks_of`. `answer_begin`: what
+    stands before an answer that is no call.
 
     Structured output and calls concern what comes after the thoughts. Raises `InvalidRequest` naming the field.
     """
@@ -56,9 +59,10 @@ def build_form(
         answer = rules.calls(calls)
     elif wanted is not None:
         rules.sources.append({"name": "answer", **source_of(wanted)})
-        answer = "@answer"
+        begin = literal(answer_begin, marks)
+        answer = f"({begin} @answer)" if begin else "@answer"
         if calls is not None and calls.format.grammar(calls.tools, several=True) is not None:
-            answer = f"({rules.calls(calls)} | @answer)"
+            answer = f"({rules.calls(calls)} | {answer})"
     elif calls is not None:
         answer = rules.mixed(calls)
     before = "" if thoughts is None else rules.thoughts(thoughts, needed=bool(answer))
@@ -98,7 +102,7 @@ class _Rules:
         if not needed and budget is None:
             return ""
         self.lines.append("SPACE: /\\n{0,2}/\n")
-        if end in self._marks:
+        if any(end.startswith(mark) for mark in self._marks):
             limit = "" if budget is None else f"[max_tokens={budget}]"
             self.lines.append(f"thoughts{limit}: {self._text()}\n")
             inside = f"thoughts {literal(end, self._marks)}"
@@ -121,7 +125,7 @@ class _Rules:
         assert form is not None
         names = []
         for number, tool in enumerate(calls.tools):
-            names.append(self._call(number, tool, form.before, form.middle, form.after, strict=True))
+            names.append(self._call(number, tool, form, form.before, strict=True))
         one = f"({' | '.join(names)})"
         more = f"({literal(form.between, self._marks)} {one}){{0,{_MOST_CALLS - 1}}}" if calls.several else ""
         return f"{literal(form.begin, self._marks)} {one} {more} {literal(form.end, self._marks)}"
@@ -135,7 +139,7 @@ class _Rules:
             return ""
         before = (form.begin + form.before).removeprefix(form.trigger)
         names = [
-            self._call(number, tool, before, form.middle, form.after, strict=tool.strict)
+            self._call(number, tool, form, before, strict=tool.strict)
             for number, tool in enumerate(calls.tools)
         ]
         if form.trigger in self._marks:
@@ -146,7 +150,7 @@ class _Rules:
             trigger = "trigger"
         return f"({trigger} ({' | '.join(names)}))* {self._text()}"
 
-    def _call(self, number: int, tool: Tool, before: str, middle: str, after: str, *, strict: bool) -> str:
+    def _call(self, number: int, tool: Tool, form: ToolGrammar, before: str, *, strict: bool) -> str:
         wanted = tool.parameters if strict and tool.parameters else _ANY_OBJECT
         field = f"tools[{number}].function.parameters"
         source = source_of(StructuredOutputsParams(json=wanted, field=field))
@@ -154,6 +158,9 @@ class _Rules:
         schema = source["json_schema"]
         # Arguments are an object, whatever else the schema says of them.
         schema.setdefault("type", "object")
-        head = literal(before + json.dumps(tool.name, ensure_ascii=False) + middle, self._marks)
-        self.lines.append(f"call_{number}: {head} %json {json.dumps(schema)} {literal(after, self._marks)}\n")
+        name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
+        head = literal(before + name + form.middle, self._marks)
+        self.lines.append(
+            f"call_{number}: {head} %json {json.dumps(schema)} {literal(form.after, self._marks)}\n"
+        )
         return f"call_{number}"

@@ -5,7 +5,17 @@ text, calls that begin (with their name), and pieces of a call's arguments, as J
 not depend on the pieces. `choose_format` finds the format that a chat template was written for.
 """
 
-from tokentrail.text.tool_calls.base import Arguments, CallStart, Event, Text, Tool, ToolFormat, ToolParser
+from tokentrail.text.tool_calls.base import (
+    Arguments,
+    CallStart,
+    Event,
+    Text,
+    Thought,
+    Tool,
+    ToolFormat,
+    ToolGrammar,
+    ToolParser,
+)
 from tokentrail.text.tool_calls.choosing import FORMATS, choose_format, get_format
 
 __all__ = [
@@ -14,8 +24,10 @@ __all__ = [
     "CallStart",
     "Event",
     "Text",
+    "Thought",
     "Tool",
     "ToolFormat",
+    "ToolGrammar",
     "ToolParser",
     "choose_format",
     "get_format",

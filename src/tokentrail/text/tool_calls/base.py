@@ -27,6 +27,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Thought:
+    """Text that is a part of the model's thoughts, in formats that mark these in the same way as calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class CallStart:
     """A call begins."""
 
@@ -40,7 +47,7 @@ class Arguments:
     text: str
 
 
-Event: TypeAlias = Text | CallStart | Arguments
+Event: TypeAlias = Text | Thought | CallStart | Arguments
 
 
 class ToolParser(ABC):
@@ -63,6 +70,11 @@ class ToolFormat(ABC):
     markers: ClassVar[tuple[str, ...]] = ()
     """Texts that stand around calls. Where they are tokens of their own, these must be shown to the parser, though
     they are no text of an answer."""
+
+    always: ClassVar[bool] = False
+    """Every answer has this format, tools or not."""
+    answer_begin: ClassVar[str] = ""
+    """What stands before an answer that is no call."""
 
     @abstractmethod
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
@@ -88,17 +100,21 @@ class ToolGrammar:
     begin: str = ""
     between: str = ""
     end: str = ""
+    quoted: bool = True
+    """The name is a JSON string."""
     trigger: str = ""
     """What only a call begins with: where the model is free to call or not, arguments are constrained from here on."""
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Neighbouring texts and neighbouring pieces of arguments joined; empty ones left out."""
+    """Neighbours of a kind joined; empty ones left out."""
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
         if isinstance(event, Text) and isinstance(last, Text):
             joined[-1] = Text(last.text + event.text)
+        elif isinstance(event, Thought) and isinstance(last, Thought):
+            joined[-1] = Thought(last.text + event.text)
         elif isinstance(event, Arguments) and isinstance(last, Arguments):
             joined[-1] = Arguments(last.text + event.text)
         elif isinstance(event, CallStart) or event.text:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from tokentrail.protocol import InvalidRequest
 from tokentrail.text.tool_calls.base import ToolFormat
-from tokentrail.text.tool_calls.deepseek import DeepSeek31Format, DeepSeekFormat
+from tokentrail.text.tool_calls.deepseek import DeepSeek31Format, DeepSeekFormat, KimiFormat
 from tokentrail.text.tool_calls.enclosed import HermesFormat
 from tokentrail.text.tool_calls.gemma import Gemma4Format, GemmaFormat
+from tokentrail.text.tool_calls.harmony import HarmonyFormat
 from tokentrail.text.tool_calls.llama import JsonListFormat, Llama3JsonFormat
 from tokentrail.text.tool_calls.mistral import MistralFormat
 from tokentrail.text.tool_calls.pythonic import PythonicFormat
-from tokentrail.text.tool_calls.xml_like import GlmFormat, QwenCoderFormat
+from tokentrail.text.tool_calls.xml_like import GlmFormat, QwenCoderFormat, SeedFormat
 
 FORMATS: dict[str, ToolFormat] = {
     one.name: one
@@ -20,10 +21,13 @@ FORMATS: dict[str, ToolFormat] = {
         MistralFormat(),
         GlmFormat(),
         QwenCoderFormat(),
+        SeedFormat(),
         DeepSeekFormat(),
         DeepSeek31Format(),
         GemmaFormat(),
         Gemma4Format(),
+        HarmonyFormat(),
+        KimiFormat(),
         PythonicFormat(),
         JsonListFormat(),
     )
@@ -42,12 +46,18 @@ ALIASES = {
     "deepseek": "deepseek_v3",
     "deepseek_v3_1": "deepseek_v31",
     "gemma": "functiongemma",
+    "harmony": "openai",
+    "gpt_oss": "openai",
 }
 """Other names that are in use for them."""
 
 # The first whose text a template holds. Marks of one's own tell more than words that several use.
 _SIGNS = (
-    ("<function=", "qwen3_coder"),
+    ("<|channel|>analysis<|message|>", "openai"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<parameter=", "qwen3_coder"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<|tool_list_start|>", "pythonic"),
     ("<arg_key>", "glm45"),
     ("<start_function_call>", "functiongemma"),
     ("<|tool_call>", "gemma4"),

@@ -1,4 +1,4 @@
-"""DeepSeek: marks of its own around each call, and JSON for the arguments alone."""
+"""DeepSeek and Kimi: marks of their own around each call, and JSON for the arguments alone."""
 
 from __future__ import annotations
 
@@ -47,8 +47,28 @@ class DeepSeek31Format(DeepSeekFormat):
         super().__init__(fenced=False)
 
 
+class KimiFormat(ToolFormat):
+    """Kimi K2: `functions.name:0` before the arguments."""
+
+    name = "kimi_k2"
+    markers = (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    )
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return DeepSeekParser(self.markers)
+
+
 class DeepSeekParser(ToolParser):
-    def __init__(self) -> None:
+    """`markers`: before all calls, before one, before its arguments, behind them, behind all calls."""
+
+    def __init__(self, markers: tuple[str, ...] = _MARKERS) -> None:
+        self._markers = markers
+        _, self._call, self._separator, self._call_end, self._end = markers
         self._search = MarkerSearch()
         self._began = False
         self._space = ""
@@ -73,7 +93,7 @@ class DeepSeekParser(ToolParser):
                 return events
             # A quote may begin a text in which marks are none.
             in_call = self._head is not None and len(self._head) == 2
-            markers = (*_MARKERS, '"') if in_call else _MARKERS
+            markers = (*self._markers, '"') if in_call else self._markers
             before, found = self._search.until(markers, final=final)
             if self._head is not None:
                 for character in before + ('"' if found == '"' else ""):
@@ -88,11 +108,11 @@ class DeepSeekParser(ToolParser):
             if found == '"':
                 continue
             self._began = True
-            if found == _CALL:
+            if found == self._call:
                 self._head, self._object = [""], None
-            elif found == _SEP and self._head is not None and len(self._head) == 1:
+            elif found == self._separator and self._head is not None and len(self._head) == 1:
                 self._head.append("")
-            elif found in (_CALL_END, _ALL_END) and self._head is not None:
+            elif found in (self._call_end, self._end) and self._head is not None:
                 if self._object is None and len(self._head) == 2:
                     events += [CallStart(self._name()), Arguments("{}")]
                 self._head = self._object = None
@@ -114,4 +134,5 @@ class DeepSeekParser(ToolParser):
     def _name(self) -> str:
         assert self._head is not None
         first, second = self._head[0].strip(), self._head[1].split("```")[0].strip()
-        return second or first
+        # Kimi's names have a place and a number around them.
+        return second or first.removeprefix("functions.").partition(":")[0]

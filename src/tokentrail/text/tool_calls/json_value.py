@@ -13,6 +13,10 @@ class JsonObject:
         self._escaped = False
 
     @property
+    def begun(self) -> bool:
+        return self.done or self._depth > 0
+
+    @property
     def in_string(self) -> bool:
         return self._in_string and not self.done
 

@@ -41,10 +41,21 @@ class QwenCoderFormat(ToolFormat):
         return _QwenCoderParser(tools)
 
 
+class SeedFormat(ToolFormat):
+    """Seed-OSS: the same between marks of its own."""
+
+    name = "seed_oss"
+    markers = ("<seed:tool_call>", "</seed:tool_call>")
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return _SeedParser(tools)
+
+
 class _XmlLikeParser(ToolParser):
     """Finds calls and the marks inside them; a subclass knows what these mean."""
 
     INSIDE: tuple[str, ...]
+    BEGIN, END = _BEGIN, _END
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, Any] = {tool.name: tool.parameters for tool in tools}
@@ -68,7 +79,7 @@ class _XmlLikeParser(ToolParser):
     def flush(self) -> list[Event]:
         events = self._read(final=True)
         if self._in_call and not self._named:
-            events.append(Text(_BEGIN + self._raw))
+            events.append(Text(self.BEGIN + self._raw))
         elif not self._after_call:
             events.append(Text(self._space))
         return merged(events)
@@ -76,7 +87,7 @@ class _XmlLikeParser(ToolParser):
     def _read(self, *, final: bool) -> list[Event]:
         events: list[Event] = []
         while True:
-            markers = (*self.INSIDE, _END) if self._in_call else (_BEGIN,)
+            markers = (*self.INSIDE, self.END) if self._in_call else (self.BEGIN,)
             before, found = self._search.until(markers, final=final)
             if self._in_call:
                 self._content += before
@@ -85,19 +96,19 @@ class _XmlLikeParser(ToolParser):
                 events += self._outside(before)
             if found is None:
                 return events
-            if found == _BEGIN:
-                self._space, self._raw, self._content, self._mark = "", "", "", _BEGIN
+            if found == self.BEGIN:
+                self._space, self._raw, self._content, self._mark = "", "", "", self.BEGIN
                 self._in_call, self._named, self._writer = True, False, ObjectWriter()
                 continue
             events += self._ended(self._mark, self._content)
             self._raw += found
             self._mark, self._content = found, ""
-            if found == _END:
+            if found == self.END:
                 if self._named:
                     events.append(Arguments(self._writer.end()))
                     self._after_call = True
                 else:
-                    events += self._outside(_BEGIN + self._raw)
+                    events += self._outside(self.BEGIN + self._raw)
                 self._in_call = False
 
     def _ended(self, mark: str, content: str) -> list[Event]:
@@ -134,7 +145,7 @@ class _GlmParser(_XmlLikeParser):
         self._key = ""
 
     def _ended(self, mark: str, content: str) -> list[Event]:
-        if mark == _BEGIN and content.strip():
+        if mark == self.BEGIN and content.strip():
             return self._name(content.strip())
         if mark == "<arg_key>":
             self._key = content.strip()
@@ -156,3 +167,7 @@ class _QwenCoderParser(_XmlLikeParser):
             # A line break stands at either end of the value.
             return self._argument(head.strip(), rest.removeprefix("\n").removesuffix("\n"))
         return []
+
+
+class _SeedParser(_QwenCoderParser):
+    BEGIN, END = SeedFormat.markers
