@@ -66,7 +66,7 @@ class ServerOptions:
         typer.Option(
             "--tool-call-parser",
             metavar="NAME",
-            help="How the model writes tool calls (hermes, llama3_json …). Default: as its chat template says.",
+            help="How the model writes tool calls (hermes, llama3_json and so on). Default: as its chat template says.",
             rich_help_panel=API,
         ),
     ] = None
@@ -75,7 +75,7 @@ class ServerOptions:
         typer.Option(
             "--reasoning-parser",
             metavar="NAME",
-            help="How the model marks its thoughts (think, mistral …). Default: as in its chat template.",
+            help="How the model marks its thoughts (think, mistral and so on). Default: as in its chat template.",
             rich_help_panel=API,
         ),
     ] = None
