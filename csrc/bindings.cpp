@@ -307,6 +307,10 @@ NB_MODULE(_native, m) {
         p.check_buffer(a), p.check_buffer(b), p.check_buffer(out);
         p.add(a, b, out);
       }, "a"_a, "b"_a, "out"_a)
+      .def("gather_columns", [](BoundProgram& p, int x, const Array1<int32_t>& columns, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        p.gather_columns(x, {columns.data(), columns.data() + columns.size()}, out);
+      }, "x"_a, "columns"_a, "out"_a)
       .def("gather_logit_rows", [](BoundProgram& p, int x, int out) {
         p.check_buffer(x), p.check_buffer(out);
         p.gather_logit_rows(x, out);

@@ -174,6 +174,16 @@ void Program::gather_logit_rows(int x, int out) {
   c.x = x, c.out = out;
 }
 
+void Program::gather_columns(int x, std::vector<int32_t> columns, int out) {
+  need(x, buffers_.at(out).rows, dim(out));
+  if (x == out) throw std::invalid_argument("columns cannot be gathered in place");
+  if ((int64_t)columns.size() != dim(out)) throw std::invalid_argument("there must be as many columns as the buffer has");
+  for (int32_t c : columns)
+    if (c < 0 || c >= dim(x)) throw std::invalid_argument("column out of range");
+  Call& c = push(Kind::COLUMNS, {x}, {out});
+  c.x = x, c.columns = std::move(columns), c.out = out;
+}
+
 void Program::route(int scores, const float* correction, int chosen, Scoring scoring, bool normalize, float scale, int out) {
   need(out, buffers_.at(scores).rows, dim(scores));
   if (chosen < 1 || chosen > MAX_CHOSEN || chosen > dim(scores)) throw std::invalid_argument("so many experts cannot be chosen");
@@ -338,7 +348,7 @@ void Program::set_timing(bool on) {
 }
 
 std::vector<CallTiming> Program::timings() const {
-  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "gated", "softcap", "sigmoid_mul", "add", "gather", "route", "experts in", "experts out"};
+  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "gated", "softcap", "sigmoid_mul", "add", "gather", "gather_columns", "route", "experts in", "experts out"};
   std::vector<CallTiming> out;
   for (const Call& c : calls_) {
     CallTiming t{names[(int)c.kind], c.seconds};
@@ -426,6 +436,14 @@ void Program::execute(size_t index, const StepView& s, int thread) {
     case Kind::GATHER:
       each_row(index, rows, grain, [&](int64_t r) {
         std::memcpy(at(c.out, r), at(c.x, s.logit_row_ids[r]), (size_t)dim * 4);
+        if (out->activation.low) k.quantize(out->activation, r);
+      });
+      break;
+    case Kind::COLUMNS:
+      each_row(index, rows, grain, [&](int64_t r) {
+        const float* x = at(c.x, r);
+        float* o = at(c.out, r);
+        for (int64_t i = 0; i < dim; ++i) o[i] = x[c.columns[i]];
         if (out->activation.low) k.quantize(out->activation, r);
       });
       break;

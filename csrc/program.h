@@ -58,6 +58,7 @@ class Program {
   void sigmoid_mul(int gate, int x, int out);      // gate has one value a row; may be in place
   void add(int a, int b, int out);                 // may be in place
   void gather_logit_rows(int x, int out);
+  void gather_columns(int x, std::vector<int32_t> columns, int out);
   void route(int scores, const float* correction, int chosen, Scoring scoring, bool normalize, float scale, int out);
   // Σ over experts of weights[e] · expert e of x. A row has `layer.chosen` weights other than zero at most; later ones do not
   // count.
@@ -78,7 +79,7 @@ class Program {
   std::vector<CallTiming> timings() const;
 
  private:
-  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, GATED, SOFTCAP, SIGMOID_MUL, ADD, GATHER, ROUTE, EXPERTS_IN, EXPERTS_OUT };
+  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, GATED, SOFTCAP, SIGMOID_MUL, ADD, GATHER, COLUMNS, ROUTE, EXPERTS_IN, EXPERTS_OUT };
 
   struct Buffer {
     Rows rows;
@@ -96,6 +97,7 @@ class Program {
     int i0 = 0, i1 = 0, i2 = 0, layer = -1;
     bool flag = false;
     std::vector<double> frequencies;
+    std::vector<int32_t> columns;
     RouteArgs route{};
     int experts = -1, work = -1;  // of expert_layers_ and expert_works_
     bool barrier = false;         // threads meet before this call

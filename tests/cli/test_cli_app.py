@@ -74,7 +74,7 @@ def test_version_both_ways() -> None:
         (["serve", "-c", "8.5"], "--max-model-len"),
         (["serve", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["serve", "--kv-cache-dtype", "int3"], "'int3' is not one of auto, bfloat16, int8 or float32"),
-        (["serve", "--quantization", "awq"], "'awq' can't be applied to a GGUF file"),
+        (["serve", "--quantization", "int3"], "'int3' is not one of int8, int4, gguf, awq"),
         (["serve", "--gpu-memory-utilization", "1.5"], "1.5 is not a share"),
         (["serve", "a.gguf", "--model", "b.gguf"], "two models"),
         (["serve", "--log-level", "loud"], "'loud'"),

@@ -31,7 +31,7 @@ from ops_harness import (
 from random_models import store
 from tokentrail.checkpoints import dequantize
 from tokentrail.ops.backend import Backend, KvLayout
-from tokentrail.ops.program import Recorder, Value
+from tokentrail.ops.program import Linear, Recorder, Value
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -304,3 +304,34 @@ def test_logit_rows_are_picked_in_the_order_asked() -> None:
         got = forward(executable, Step(rows_step(20).runs, logits=wanted))
         np.testing.assert_array_equal(bits(got), bits(x[wanted]))
         assert forward(executable, Step(rows_step(20).runs, logits=[])).shape == (0, 33)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 6), rows=st.integers(1, 8), seed=SEEDS, integer=st.booleans())
+def test_columns_are_gathered_before_a_product(n: int, rows: int, seed: int, *, integer: bool) -> None:
+    """A layer whose columns are stored in another order gives the bits of the same layer in order, of x in that order;
+    and layers with equal orders share what is gathered."""
+    random = np.random.default_rng(seed)
+    dim = 32 * n
+    order = random.permutation(dim).astype(np.int32)
+    x, weight = normal(random, rows, dim), normal(random, 8, dim)
+    format = "Q8_0" if integer else "F32"
+
+    def record(backend: Backend, ops: Recorder) -> Value:
+        value = feed(backend, ops, x)
+        layer = Linear(matrix(backend, weight, format), None, order)
+        first, second = ops.linear(value, layer), ops.linear(value, Linear(layer.weight, None, order.copy()))
+        return ops.add(first, second)
+
+    def in_order(backend: Backend, ops: Recorder) -> Value:
+        value = feed(backend, ops, np.ascontiguousarray(x[:, order]))
+        layer = Linear(matrix(backend, weight, format))
+        return ops.add(ops.linear(value, layer), ops.linear(value, layer))
+
+    harness, plain, step = Harness(record, vocab=rows), Harness(in_order, vocab=rows), rows_step(rows)
+    program = harness.compile(reference()).program  # type: ignore[attr-defined]
+    assert [call.kernel for call in program.calls].count("gather_columns") == 1
+    for isa in ISAS:
+        got, expected = (forward(h.compile(native(isa)), step) for h in (harness, plain))
+        assert np.array_equal(bits(got), bits(expected))
+    assert np.allclose(exact(harness, step), exact(plain, step), rtol=1e-12, atol=0)

@@ -22,12 +22,14 @@ from tokentrail.checkpoints.model import (
     TokenizerSource,
 )
 from tokentrail.checkpoints.opening import demo_model_path, model_name, open_checkpoint
+from tokentrail.checkpoints.quantize import QUANTIZATIONS, QuantizationLoss, quantize_checkpoint
 from tokentrail.checkpoints.sentencepiece import SentencePieceModel, read_sentencepiece
 from tokentrail.checkpoints.tiktoken import read_ranks
 
 __all__ = [
     "DEQUANTIZED_TYPES",
     "MAX_TOKENIZER_BYTES",
+    "QUANTIZATIONS",
     "ROPE_TENSORS",
     "RUNNABLE_FORMATS",
     "AddedToken",
@@ -35,6 +37,7 @@ __all__ = [
     "GGUFFile",
     "GGUFTensor",
     "ModelConfig",
+    "QuantizationLoss",
     "RopeConfig",
     "SentencePieceModel",
     "Tensor",
@@ -47,6 +50,7 @@ __all__ = [
     "is_runnable",
     "model_name",
     "open_checkpoint",
+    "quantize_checkpoint",
     "read_bpe_files",
     "read_bytes",
     "read_chat_templates",

@@ -25,6 +25,7 @@ F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
 
 FLOATS = ("F16", "BF16", "F32")
+ONE, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uint8(number) for number in range(1, 8))
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,12 @@ def pack_rows(values: U8, bits: int) -> U8:
     """Values [k, n] below 2^bits → [k · bits / 8, n] bytes that run along k, the first value in the lowest bits."""
     if bits == 8:
         return values
-    if bits == 3:
-        of_values = values[:, None] >> np.arange(3, dtype=np.uint8)[:, None] & 1
-        return np.packbits(of_values.reshape(3 * len(values), -1), axis=0, bitorder="little")
+    if bits == 3:  # eight values in three bytes
+        v = values.reshape(-1, 8, values.shape[1]).swapaxes(0, 1)
+        first = v[0] | v[1] << THREE | v[2] << SIX
+        second = v[2] >> TWO | v[3] << ONE | v[4] << FOUR | v[5] << SEVEN
+        third = v[5] >> ONE | v[6] << TWO | v[7] << FIVE
+        return np.stack((first, second, third), axis=1).reshape(-1, values.shape[1])
     per_byte = 8 // bits
     packed: U8 = values[::per_byte].copy()
     for i in range(1, per_byte):
@@ -145,9 +149,19 @@ def unpack_rows(packed: U8, bits: int) -> U8:
         return packed
     columns = packed.shape[1]
     if bits == 3:
-        of_values = np.unpackbits(packed, axis=0, bitorder="little").reshape(-1, 3, columns)
-        values: U8 = (of_values << np.arange(3, dtype=np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
-        return values
+        first, second, third = packed.reshape(-1, 3, columns).swapaxes(0, 1)
+        eight = (
+            first,
+            first >> THREE,
+            first >> SIX | second << TWO,
+            second >> ONE,
+            second >> FOUR,
+            second >> SEVEN | third << ONE,
+            third >> TWO,
+            third >> FIVE,
+        )
+        values: U8 = np.stack(eight, axis=1) & SEVEN
+        return values.reshape(-1, columns)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     values = packed[:, None] >> shifts & np.uint8(2**bits - 1)
     return values.reshape(-1, columns)

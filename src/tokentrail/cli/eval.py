@@ -51,15 +51,15 @@ def evaluate(
     engine: EngineOptions,
 ) -> None:
     """Compute a model's perplexity of a text, as llama-perplexity does."""
-    from tokentrail.checkpoints import demo_model_path, open_checkpoint
     from tokentrail.engine.loading import create_runner
+    from tokentrail.engine.opening import open_model
     from tokentrail.engine.perplexity import measure, windows
     from tokentrail.text import Tokenizer
 
     context = read_flag("--ctx-size", ctx_size, parse_count)
     step = None if stride is None else read_flag("--stride", stride, parse_count)
     config = _for_one_sequence(engine.engine_config(model_file), context)
-    checkpoint = open_checkpoint(config.model or demo_model_path())
+    checkpoint, _ = open_model(config)
     if context > checkpoint.config.max_position:
         raise typer.BadParameter(
             f"{context} is above the model's context of {checkpoint.config.max_position}",

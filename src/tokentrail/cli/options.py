@@ -284,9 +284,10 @@ class EngineOptions:
         typer.Option(
             "--quantization",
             "-q",
-            metavar="METHOD",
-            help="A GGUF file brings its own quantization; only gguf is accepted.",
-            rich_help_panel=ACCEPTED,
+            metavar="KIND",
+            help="Quantize a model in F32, F16 or BF16 while it is loaded: int8, or int4 (embedding and head in int8). "
+            "A quantized model needs no flag; vLLM's words for it (gguf, awq, gptq …) are accepted.",
+            rich_help_panel=MODEL,
         ),
     ] = None
     gpu_memory_utilization: Annotated[
@@ -326,12 +327,11 @@ class EngineOptions:
         _one_of("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "float32"))
         _one_of("--activation-dtype", self.activation_dtype, ("auto", "float32"))
         _one_of("--dtype", self.dtype, ("auto", "half", "float16", "bfloat16", "float", "float32"))
-        if self.quantization not in (None, "gguf"):
-            raise typer.BadParameter(
-                f"{self.quantization!r} can't be applied to a GGUF file, which is quantized already; "
-                "leave the flag out, or give a file of the format you want",
-                param_hint="--quantization",
-            )
+        if self.quantization is not None:
+            from tokentrail.checkpoints import QUANTIZATIONS
+            from tokentrail.engine.config import STORED_QUANTIZATIONS
+
+            _one_of("--quantization", self.quantization, (*QUANTIZATIONS, *STORED_QUANTIZATIONS))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise typer.BadParameter(
                 f"{self.gpu_memory_utilization:g} is not a share above 0 and up to 1",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+STORED_QUANTIZATIONS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8")
+"""vLLM's words for what a checkpoint brings itself. They change nothing here: the checkpoint says what it is."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine process needs to start."""
@@ -30,6 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto (int8 groups before quantized weights) or float32 (exact comparisons)."""
     dtype: str = "auto"
     quantization: str | None = None
+    """int8 or int4: quantize a full-precision model while it is loaded. None or one of `STORED_QUANTIZATIONS`: run it
+    as it is stored."""
     memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     enforce_eager: bool = False

@@ -6,11 +6,12 @@ import hashlib
 import time
 from typing import TYPE_CHECKING
 
-from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
+from tokentrail.checkpoints import Checkpoint, open_checkpoint
 from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.capacity import Capacity, plan_capacity
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.loading import Progress
+from tokentrail.engine.opening import open_model
 from tokentrail.engine.speculation import is_ngram
 from tokentrail.models import LoadedModel, load_model
 from tokentrail.ops.backend import KV_DTYPES, Executable, Limits
@@ -32,8 +33,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         started = time.perf_counter()
         _check(config)
-        self._path = config.model or demo_model_path()
-        checkpoint = open_checkpoint(self._path)
+        checkpoint, loss = open_model(config)
+        self._path = checkpoint.path
         _check_model(checkpoint)
         draft = open_draft(config, checkpoint)
         backend = open_backend(config)
@@ -77,6 +78,7 @@ class ModelRunner:
             max_num_batched_tokens=config.max_num_batched_tokens,
             load_seconds=time.perf_counter() - started,
             file_bytes=checkpoint.nbytes,
+            quantization_loss={} if loss is None else loss.by_part(),
         )
 
     @property

@@ -160,7 +160,9 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_batched_tokens: int
     load_seconds: float = 0.0
     file_bytes: int = 0
-    """Of the tensors as they are stored; 0: unknown."""
+    """Of the tensors as they are stored, or quantized on loading; 0: unknown."""
+    quantization_loss: dict[str, float] = {}
+    """Of weights quantized on loading: relative error (|x - quantized| / |x|) by part of the model."""
 
     @property
     def loaded(self) -> str:
@@ -169,7 +171,11 @@ class EngineInfo(msgspec.Struct, kw_only=True):
         if self.file_bytes:
             mib = (nbytes / (1 << 20) for nbytes in (self.file_bytes, self.weight_bytes))
             sizes = ": {:.0f} MiB of tensors, packed into {:.0f} MiB".format(*mib)
-        return f"in {self.load_seconds:.2f} s{sizes}"
+        losses = ", ".join(
+            f"{part.replace('_', '-')} {loss:.1%}" for part, loss in sorted(self.quantization_loss.items())
+        )
+        quantized = f"; quantized on loading, relative error of weights: {losses}" if losses else ""
+        return f"in {self.load_seconds:.2f} s{sizes}{quantized}"
 
 
 class Loading(msgspec.Struct, tag="loading", gc=False):

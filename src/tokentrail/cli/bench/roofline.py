@@ -49,12 +49,12 @@ def roofline(
     ] = None,
 ) -> None:
     """Measure what this machine can do, and how near the model's steps come to it."""
-    from tokentrail.checkpoints import demo_model_path, open_checkpoint
     from tokentrail.cli.bench.inprocess import engine_facts, engine_line
     from tokentrail.cli.bench.other_load import OtherLoad
     from tokentrail.cli.bench.report import print_report, progress_bar, write_json
     from tokentrail.cli.bench.steps import StepBench, StepShape
     from tokentrail.engine.model_runner import ModelRunner
+    from tokentrail.engine.opening import open_model
     from tokentrail.ops.native import Machine, MachineProbe
 
     sizes = read_flag("--batch-sizes", batch_sizes, _sizes)
@@ -66,7 +66,7 @@ def roofline(
     _check_fits(shapes, runner.info)
     threads, isa = runner.info.threads, runner.info.isa
     probe, one = MachineProbe(threads, isa=isa), MachineProbe(1, isa=isa)
-    checkpoint = open_checkpoint(config.model or demo_model_path())
+    checkpoint, _ = open_model(config)
     bench = StepBench(runner, checkpoint, config.kv_cache_dtype)
     measured: list[tuple[StepResult, float]] = []
     others = OtherLoad()

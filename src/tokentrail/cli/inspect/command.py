@@ -43,13 +43,13 @@ def inspect(
 ) -> None:
     """Show what is in a model, what it takes with these flags, and how fast it could be here."""
     from tokentrail.answer.parts import load_text_parts
-    from tokentrail.checkpoints import demo_model_path, open_checkpoint
     from tokentrail.cli.inspect.facts import facts
     from tokentrail.cli.inspect.machine import machine_facts
     from tokentrail.cli.inspect.tokens import split
+    from tokentrail.engine.opening import open_model
 
     config = engine.engine_config(model_file)
-    checkpoint = open_checkpoint(config.model or demo_model_path())
+    checkpoint, loss = open_model(config)
     parts = None
     try:
         parts = load_text_parts(config.model, engine.chat_template)
@@ -58,6 +58,9 @@ def inspect(
         if tokens is not None or template or engine.chat_template is not None:
             raise
     result = facts(checkpoint, None if parts is None else parts.tokenizer)
+    if loss is not None:
+        loss.measure(checkpoint)
+        result["quantization_loss"] = loss.by_part()
     result |= machine_facts(checkpoint, config, measure=measure)
     if parts is not None and tokens is not None:
         result["tokens"] = split(parts.tokenizer, typed(tokens, "--tokens"))

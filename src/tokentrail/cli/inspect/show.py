@@ -86,6 +86,7 @@ def _model_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("end of answer", ends or "no token ends it"),
         ("chat template", "yes" if result["has_chat_template"] else "none"),
         ("on disk", f"{format_size(result['file_bytes'])}, tensors {format_size(result['tensor_bytes'])}"),
+        *_loss_rows(result.get("quantization_loss", {})),
     ]
 
 
@@ -122,6 +123,14 @@ def _formats(result: dict[str, Any]) -> Table:
     for label, nbytes in rows:
         table.add_row(label, format_size(nbytes), f"{nbytes:,}")
     return table
+
+
+def _loss_rows(losses: dict[str, float]) -> list[tuple[str, str]]:
+    """Of weights quantized on loading."""
+    if not losses:
+        return []
+    parts = ", ".join(f"{part.replace('_', '-')} {loss:.1%}" for part, loss in sorted(losses.items()))
+    return [("quantized", f"on loading; relative error of weights: {parts}")]
 
 
 def _machine_rows(result: dict[str, Any]) -> list[tuple[str, str]]:

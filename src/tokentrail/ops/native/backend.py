@@ -311,6 +311,8 @@ class _Lowering:
                     for e in call.weights
                 ]
                 native.experts(*inputs, layers, params["activation"], self._chosen(call), out)
+            case "gather_columns":
+                native.gather_columns(inputs[0], call.weights[0], out)
             case "logit_rows":
                 native.gather_logit_rows(inputs[0], out)
             case _:
