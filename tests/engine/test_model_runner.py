@@ -173,6 +173,36 @@ def test_vllms_dtypes_are_taken(dtype: str, model: Path) -> None:
     assert ModelRunner(config(model, dtype=dtype)).execute(batch([1])).tokens.shape == (1,)
 
 
+@pytest.mark.parametrize(("kind", "error"), [("int8", (0.003, 0.008)), ("int4", (0.06, 0.1))])
+def test_quantization_while_loading(
+    kind: str, error: tuple[float, float], model: Path, runner: ModelRunner
+) -> None:
+    quantized = ModelRunner(config(model, quantization=kind))
+    assert quantized.info.weight_bytes < runner.info.weight_bytes / 3
+    assert quantized.info.fingerprint != runner.info.fingerprint
+    losses = quantized.info.quantization_loss
+    assert losses.keys() == {"embed", "attention", "feed_forward"}  # embeddings are tied
+    assert error[0] < losses["attention"] < error[1]
+    assert losses["embed"] < 0.008
+    assert "quantized on loading" in quantized.info.loaded
+    assert "feed-forward" in quantized.info.loaded
+    exact, rounded = (r.execute(batch([3, 5, 7], logits=[2])) for r in (runner, quantized))
+    assert abs(exact.logprobs[0] - rounded.logprobs[0]) < 1
+    quantized.close()
+
+
+@pytest.mark.parametrize("name", ["gguf", "awq", "gptq"])
+def test_vllms_words_for_stored_quantizations_change_nothing(
+    name: str, model: Path, runner: ModelRunner
+) -> None:
+    assert ModelRunner(config(model, quantization=name)).info.fingerprint == runner.info.fingerprint
+
+
+def test_an_unknown_quantization(model: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"--quantization must be one of int8, int4, gguf.*not 'int3'"):
+        ModelRunner(config(model, quantization="int3"))
+
+
 def test_an_unknown_instruction_set(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENTRAIL_ISA", "sse9")
     with pytest.raises(InvalidRequest, match=r"'sse9' is not available here; there is: .*portable"):

@@ -286,7 +286,7 @@ class EngineOptions:
             "-q",
             metavar="KIND",
             help="Quantize a model in F32, F16 or BF16 while it is loaded: int8, or int4 (embedding and head in int8). "
-            "A quantized model needs no flag; vLLM's words for it (gguf, awq, gptq …) are accepted.",
+            "A quantized model needs no flag; vLLM's words for it (such as awq) are accepted.",
             rich_help_panel=MODEL,
         ),
     ] = None
