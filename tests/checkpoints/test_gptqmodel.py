@@ -61,9 +61,8 @@ def test_logits_equal_those_of_gptqmodels_own_weights(case: str, tmp_path: Path)
     """With weights as they are stored and activations in float32; then with int8 activations, to their error."""
     folder = write(case, tmp_path)
     expected = ARRAYS[f"{case}/logits"]
-    # gptqmodel dequantizes in float16: a relative error of 2^-11 in each weight, against 4e-4 here.
-    assert relative(logits(folder, NativeBackend(1), "float32"), expected) < 1e-3
-    assert relative(logits(folder, ReferenceBackend(dequantize), "float32"), expected) < 1e-3
+    assert relative(logits(folder, NativeBackend(1), "float32"), expected) < 1e-5
+    assert relative(logits(folder, ReferenceBackend(dequantize), "float32"), expected) < 1e-5
     assert relative(logits(folder, NativeBackend(1), "auto"), expected) < 0.03
 
 
