@@ -24,6 +24,7 @@ struct Format {
   Layout layout;
   int block_bytes;
   void (*read)(const uint8_t* block, Column* c);
+  int block = 0;  // values of a block, where the layout leaves them open
 };
 
 TT_INLINE uint32_t load_word(const uint8_t* from) {
@@ -73,6 +74,11 @@ TT_INLINE void nibbles(const uint8_t* qs, Runs& v) {
 }
 // Four bits as four bytes.
 TT_INLINE uint32_t spread_bits(uint32_t four) { return (four & 15) * 0x00204081u & 0x01010101; }
+// Four times two bits as four bytes.
+TT_INLINE uint32_t spread_pairs(uint32_t four) {
+  four = (four | four << 12) & 0x000F000F;
+  return (four | four << 6) & 0x03030303;
+}
 // Bits `at` and up of 32 bytes.
 TT_INLINE void fields(const uint8_t* bytes, int at, uint32_t mask, Runs& v) {
   for (int j = 0; j < 8; ++j) v[j] = load_word(bytes + 4 * j) >> at & mask;
@@ -212,6 +218,14 @@ void read_tq2_0(const uint8_t* b, Column* c) {
     put<2>(v, c->word + 2 * g);
   }
 }
+void read_q2_0(const uint8_t* b, Column* c) {
+  c->half[0] = load_half(b);
+  for (int g = 0; g < 2; ++g) {
+    Runs v;
+    for (int j = 0; j < 8; ++j) v[j] = spread_pairs(b[2 + 8 * g + j]);
+    put<2>(v, c->word + 2 * g);
+  }
+}
 void read_q1_0(const uint8_t* b, Column* c) {
   c->half[0] = load_half(b);
   for (int g = 0; g < 4; ++g) {
@@ -283,8 +297,9 @@ const Format FORMATS[] = {
     {"Q5_K", Layout::Q5_K, 176, read_q5_k},         {"Q6_K", Layout::Q6_K, 210, read_q6_k},
     {"IQ4_NL", Layout::IQ4_NL, 18, read_q4_0},      {"IQ4_XS", Layout::IQ4_XS, 136, read_iq4_xs},
     {"MXFP4", Layout::MXFP4, 17, read_mxfp4},       {"NVFP4", Layout::NVFP4, 36, read_nvfp4},
-    {"TQ1_0", Layout::TQ1_0, 54, read_tq1_0},       {"TQ2_0", Layout::TQ2_0, 66, read_tq2_0},
-    {"Q1_0", Layout::Q1_0, 18, read_q1_0},          {"IQ2_XXS", Layout::IQ2_XXS, 66, read_iq2_xxs},
+    {"TQ1_0", Layout::TQ1_0, 54, read_tq1_0},       {"TQ2_0", Layout::TQ2_0, 66, read_tq2_0, 256},
+    {"Q1_0", Layout::Q1_0, 18, read_q1_0},          {"Q2_0", Layout::TQ2_0, 18, read_q2_0, 64},
+    {"IQ2_XXS", Layout::IQ2_XXS, 66, read_iq2_xxs},
     {"IQ2_XS", Layout::IQ2_XS, 74, read_iq2_xs},    {"IQ2_S", Layout::IQ2_S, 82, read_iq2_s},
     {"IQ3_XXS", Layout::IQ3_XXS, 98, read_iq3_xxs}, {"IQ3_S", Layout::IQ3_S, 110, read_iq3_s},
     {"IQ1_S", Layout::IQ1_S, 50, read_iq1_s},       {"IQ1_M", Layout::IQ1_M, 56, read_iq1_m},
@@ -307,7 +322,10 @@ struct Packing {
 
 Packing find(const std::string& format) {
   for (const Format& f : FORMATS)
-    if (format == f.name) return {f.layout, is_integer(f.layout) ? shape_of(f.layout).block : 1, (size_t)f.block_bytes, f.read};
+    if (format == f.name) {
+      const int block = !is_integer(f.layout) ? 1 : f.block ? f.block : shape_of(f.layout).block;
+      return {f.layout, block, (size_t)f.block_bytes, f.read};
+    }
   // G{bits}_{group}
   static const std::pair<const char*, Layout> grouped[] = {{"G2_", Layout::G2}, {"G3_", Layout::G3}, {"G4_", Layout::G4}, {"G8_", Layout::G8}};
   for (const auto& [prefix, layout] : grouped) {
@@ -390,7 +408,7 @@ void pack_panel(const Packing& f, const Matrix& m, const uint8_t* data, int64_t 
     }
     for (int c = 0; c < cols; ++c) f.read(first + (size_t)c * row_bytes, &columns[c]);
     put_halves(columns, s.halves, to);
-    for (int i = 0; i < s.block / s.record; ++i) put_record(columns, s, i, to);
+    for (int i = 0; i < f.group / s.record; ++i) put_record(columns, s, i, to);
   }
 }
 

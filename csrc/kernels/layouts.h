@@ -61,7 +61,7 @@ TT_INLINE constexpr Shape shape_of(Layout l) {
     case Layout::IQ4_XS: return {256, 1, 0, 32, 4, 1};  // signed scale
     case Layout::MXFP4: return {32, 0, 0, 32, 4, 1};    // exponent
     case Layout::NVFP4: return {64, 0, 0, 32, 4, 2};    // scales of the halves in E4M3
-    case Layout::TQ2_0: return {256, 1, 0, 32, 2, 0};
+    case Layout::TQ2_0: return {0, 1, 0, 32, 2, 0};    // and Q2_0, with a scale for 64 values
     case Layout::Q1_0: return {128, 1, 0, 32, 1, 0};
     case Layout::TQ1_0: return {256, 1, 0, 256, 13, 0};
     case Layout::IQ2_XXS: return {256, 1, 0, 32, 2, 0};  // indices; signs and scale

@@ -17,8 +17,8 @@ from tokentrail.checkpoints.dequantize.grouped import packed, unpacked
 from tokentrail.checkpoints.formats import GROUP_BITS, block_format, grouped_format, stored_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCED = sorted(DEQUANTIZED_TYPES - {"Q1_0"})
-"""Q1_0 has no reference function in the package."""
+REFERENCED = sorted(DEQUANTIZED_TYPES - {"Q1_0", "Q2_0"})
+"""These two have no reference function in the package."""
 QUANTIZED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
 """What the package can write."""
 
@@ -75,6 +75,17 @@ def test_one_bit_values() -> None:
     expected[0, [0, 2]] = 0.5
     expected[1, 127] = 2
     assert np.array_equal(dequantize(stored.reshape(-1), "Q1_0", (2, 128)), expected)
+
+
+def test_two_bit_values() -> None:
+    stored = np.zeros((2, 18), np.uint8)
+    stored[:, :2].view("<f2")[:, 0] = (0.5, 2.0)
+    stored[0, 2] = 0b11_10_01_00
+    stored[1, 17] = 0b01_000000
+    expected = np.repeat(np.array([[-0.5], [-2.0]], np.float32), 64, axis=1)
+    expected[0, :4] = (-0.5, 0, 0.5, 1)
+    expected[1, 63] = 0
+    assert np.array_equal(dequantize(stored.reshape(-1), "Q2_0", (2, 64)), expected)
 
 
 def test_codebooks_are_what_the_script_makes() -> None:

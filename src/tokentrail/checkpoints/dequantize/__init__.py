@@ -27,6 +27,7 @@ _TYPES: dict[str, Callable[[U8], F32]] = {
     "F16": simple.f16,
     "BF16": simple.bf16,
     "Q1_0": simple.q1_0,
+    "Q2_0": simple.q2_0,
     "Q4_0": simple.q4_0,
     "Q4_1": simple.q4_1,
     "Q5_0": simple.q5_0,

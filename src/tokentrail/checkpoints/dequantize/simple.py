@@ -31,6 +31,11 @@ def q1_0(blocks: U8) -> F32:
     return scaled(halves(blocks[:, :2]), 2 * planes(blocks[:, 2:], 1, 1).astype(np.int8) - 1)
 
 
+def q2_0(blocks: U8) -> F32:
+    """d, 64 values of two bits: x = d · (q - 1)."""
+    return scaled(halves(blocks[:, :2]), planes(blocks[:, 2:], 1, 2).astype(np.int8) - 1)
+
+
 def q4_0(blocks: U8) -> F32:
     """d, 16 bytes of nibbles (low ones first): x = d · (q - 8)."""
     return scaled(halves(blocks[:, :2]), planes(blocks[:, 2:], 16, 4).astype(np.int8) - 8)
