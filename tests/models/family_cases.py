@@ -186,6 +186,7 @@ CASES: dict[str, Case] = {
     "glm4": Case("Glm4Config", settings(head_dim=32, attention_bias=True)),
     "ernie4_5": Case("Ernie4_5Config", settings(head_dim=16, tie_word_embeddings=True)),
     "ernie4_5-biases": Case("Ernie4_5Config", settings(head_dim=32, use_bias=True)),
+    "gemma": Case("GemmaConfig", settings(head_dim=32, tie_word_embeddings=True)),
     "gemma2": Case(
         "Gemma2Config",
         GEMMA2,

@@ -155,6 +155,7 @@ CASES: dict[str, Case] = {
         fused={"attn_qkv": QKV_BIASES, **GATE_UP},
         tensors=FACTORS,
     ),
+    "gemma": Case("gemma", config("gemma1", embedding_scale=8.0, tie_embeddings=True)),
     "gemma2": Case(
         "gemma2",
         config(

@@ -250,6 +250,10 @@ def _windows(metadata: Metadata, prefix: str, layers: int, period: int) -> tuple
     return tuple((layer + 1) % period != 0 for layer in range(layers))
 
 
+def _gemma1(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
+    return _gemma(config)
+
+
 def _gemma2(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig:
     return replace(
         _gemma(config, largest=46), windowed_layers=_windows(metadata, prefix, config.num_layers, 2)
@@ -265,10 +269,10 @@ def _gemma3(metadata: Metadata, prefix: str, config: ModelConfig) -> ModelConfig
     )
 
 
-def _gemma(config: ModelConfig, *, largest: int) -> ModelConfig:
+def _gemma(config: ModelConfig, *, largest: int = 0) -> ModelConfig:
     """Weights of norms are stored with their 1 added.
 
-    The largest model of each generation, known by its number of layers, scales scores by its hidden size over its
+    The largest model of the later generations, known by its number of layers, scales scores by its hidden size over its
     heads: files do not say so.
     """
     scale = config.attention_scale
@@ -304,6 +308,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "chatglm": GGUFArchitecture("llama", rope_interleaved=True, layer_tensors=GATE_WITH_UP),
     "ernie4_5": GGUFArchitecture("llama", rope_interleaved=True),
     "ernie4_5-moe": GGUFArchitecture("mixtral", rope_interleaved=True, moe=gguf_experts.ernie),
+    "gemma": GGUFArchitecture("gemma1", finish=_gemma1),
     "gemma2": GGUFArchitecture("gemma2", finish=_gemma2),
     "gemma3": GGUFArchitecture("gemma3", finish=_gemma3),
     "glm4": GGUFArchitecture("glm4", rope_interleaved=True, layer_tensors=GATE_WITH_UP),

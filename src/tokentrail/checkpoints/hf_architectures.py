@@ -255,6 +255,10 @@ def _yarn_attention_factor(given: Metadata, factor: float) -> float:
     return given.number("attention_factor", low=0, high=100, open_low=True, default=default)
 
 
+def _gemma1(values: Metadata, entry: HFArchitecture) -> ModelConfig:
+    return _gemma(values, entry, period=1)
+
+
 def _gemma2(values: Metadata, entry: HFArchitecture) -> ModelConfig:
     return _gemma(values, entry, period=2)
 
@@ -433,6 +437,13 @@ ARCHITECTURES: dict[str, HFArchitecture] = {
         },
         tied=True,
         rope_interleaved=True,
+    ),
+    "gemma": HFArchitecture(
+        family="gemma1",
+        config=_gemma1,
+        defaults={"head_dim": 256, "max_position_embeddings": 8192},
+        tied=True,
+        activations=frozenset({"gelu_pytorch_tanh"}),
     ),
     "gemma2": HFArchitecture(
         family="gemma2",

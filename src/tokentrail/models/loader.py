@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, ModelConfig, Tensor, dequantize
-from tokentrail.models import gemma, glm4, gpt_oss, llama, mixtral, qwen3
+from tokentrail.models import gemma, gemma1, glm4, gpt_oss, llama, mixtral, qwen3
 from tokentrail.models.rope import RopeAngles, rope_angles
 from tokentrail.models.weights import Weights
 from tokentrail.ops.backend import Backend
@@ -23,6 +23,7 @@ from tokentrail.protocol import ModelFileError
 Forward = Callable[[Recorder, ModelConfig, Weights, RopeAngles], Value]
 
 FAMILIES: dict[str, Forward] = {
+    "gemma1": gemma1.forward,
     "gemma2": gemma.gemma2,
     "gemma3": gemma.gemma3,
     "glm4": glm4.forward,
