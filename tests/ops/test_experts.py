@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from ops_harness import (
     rows_step,
 )
 
+from random_blocks import BLOCKS, random_blocks
 from tokentrail.ops.backend import Backend, Limits
 from tokentrail.ops.program import ACTIVATIONS, SCORINGS, Expert, Linear, Recorder, Value
 
@@ -199,6 +201,49 @@ def test_experts(isa: str, format: str, activation: str) -> None:
     assert np.abs(got - expected).mean() < np.abs(expected).mean() * (
         1e-6 if format in FLOAT_FORMATS else 5e-4
     )
+
+
+@pytest.mark.parametrize("format", [*BLOCKS, "G4_32", "G4_128", "G8_128", "G3_64", "G2_32"])
+def test_an_expert_is_what_plain_ops_make_of_it(format: str) -> None:
+    """To the bit, in every format: rows that choose one expert each, with a weight of 1, against linear layers."""
+    random = np.random.default_rng(6)
+    rows, dim, inner, count = 33, 256, 512, 3
+    x = random.standard_normal((rows, dim)).astype(np.float32)
+    choice = np.arange(rows) * 7 % count
+    stored = [
+        [random_blocks(format, n, k, random) for n, k in ((inner, dim), (inner, dim), (dim, inner))]
+        for _ in range(count)
+    ]
+
+    def layers(backend: Backend, expert: int) -> Expert:
+        gate, up, down = stored[expert]
+        return Expert(
+            Linear(backend.matrix(format, gate, inner, dim)),
+            Linear(backend.matrix(format, up, inner, dim)),
+            Linear(backend.matrix(format, down, dim, inner)),
+        )
+
+    def mixed(backend: Backend, ops: Recorder) -> Value:
+        scores = feed(backend, ops, np.eye(count, dtype=np.float32)[choice])
+        weights = ops.route(scores, chosen=1)
+        normed = ops.rms_norm(feed(backend, ops, x), np.ones(dim, np.float32), eps=1e-6)
+        experts = tuple(layers(backend, expert) for expert in range(count))
+        return ops.add(ops.experts(normed, weights, experts), feed(backend, ops, x))
+
+    def plain(expert: int, backend: Backend, ops: Recorder) -> Value:
+        normed = ops.rms_norm(feed(backend, ops, x), np.ones(dim, np.float32), eps=1e-6)
+        layer = layers(backend, expert)
+        hidden = ops.silu_mul(ops.linear(normed, layer.gate), ops.linear(normed, layer.up))
+        return ops.add(ops.linear(hidden, layer.down), feed(backend, ops, x))
+
+    for isa in (ISAS[0], ISAS[-1]):
+        got = bits(forward(Harness(mixed, vocab=rows).compile(native(isa, 2)), rows_step(rows)))
+        assert np.isfinite(got.view(np.float32)).all()
+        for expert in range(count):
+            record = partial(plain, expert)
+            expected = bits(forward(Harness(record, vocab=rows).compile(native(isa)), rows_step(rows)))
+            own = choice == expert
+            np.testing.assert_array_equal(got[own], expected[own], isa)
 
 
 @settings(max_examples=40, deadline=None)

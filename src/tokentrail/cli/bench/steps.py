@@ -66,9 +66,22 @@ class StepResult:
 
 
 def step_weight_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the file's tensors that a step reads: all but the embedding table, where it is not the output's too."""
+    """Bytes of the file's tensors that a step of one token reads: all but the embedding table, where it is not the
+    output's too, and but the experts that are not chosen.
+    """
+    moe = checkpoint.config.moe
+    chosen = moe.experts_per_token / moe.num_experts if moe else 0.0
+    return _weight_bytes(checkpoint) + round(chosen * _weight_bytes(checkpoint, experts=True))
+
+
+def _weight_bytes(checkpoint: Checkpoint, *, experts: bool = False) -> int:
+    """Of the experts, or of all else that every step reads."""
     skipped = () if checkpoint.config.tie_embeddings else ("embed",)
-    return sum(tensor.nbytes for name, tensor in checkpoint.tensors.items() if name not in skipped)
+    return sum(
+        tensor.nbytes
+        for name, tensor in checkpoint.tensors.items()
+        if name not in skipped and (".experts." in name) == experts
+    )
 
 
 def kv_bytes_read(shape: StepShape, bytes_per_token: int) -> int:
@@ -115,7 +128,11 @@ class StepBench:
         attention = ops["attention"]
         attention.nbytes = kv_bytes
         attention.macs = {self.kv_peak: self._attention_macs(shape)}
-        whole = Work(seconds=statistics.median(times), nbytes=step_weight_bytes(self.checkpoint) + kv_bytes)
+        experts_read = sum(work.nbytes for name, work in ops.items() if name.startswith("experts"))
+        whole = Work(
+            seconds=statistics.median(times),
+            nbytes=_weight_bytes(self.checkpoint) + experts_read + kv_bytes,
+        )
         for work in ops.values():
             for peak, macs in work.macs.items():
                 whole.macs[peak] = whole.macs.get(peak, 0.0) + macs
@@ -124,9 +141,11 @@ class StepBench:
     def _attention_macs(self, shape: StepShape) -> float:
         """Scores and weighted sums: 2 · head_dim for each query head and position that it sees."""
         config = self.checkpoint.config
-        window = config.sliding_window or shape.context + shape.tokens
-        seen = sum(min(shape.context + t + 1, window) for t in range(shape.tokens))
-        return 2.0 * shape.sequences * seen * config.num_layers * config.num_heads * config.head_dim
+        seen = 0
+        for layer in range(config.num_layers):
+            window = config.window(layer) or shape.context + shape.tokens
+            seen += sum(min(shape.context + t + 1, window) for t in range(shape.tokens))
+        return 2.0 * shape.sequences * seen * config.num_heads * config.head_dim
 
     def _fill(self, shape: StepShape) -> None:
         """Put `context` tokens of every sequence into the cache, in chunks."""
