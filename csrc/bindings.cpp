@@ -40,8 +40,22 @@ PackedMatrix pack_matrix(std::shared_ptr<Arena> arena, std::shared_ptr<ThreadPoo
                          Array1<uint8_t> data, int64_t n, int64_t k) {
   if (data.shape(0) != stored_bytes(format, n, k)) throw std::invalid_argument("the data has a different size than the matrix");
   nb::gil_scoped_release release;
-  Matrix m = pack(*arena, *pool, format, data.data(), n, k);
+  const Matrix m = pack(*arena, *pool, {{format, data.data(), n, k}})[0];
   return {std::move(arena), m};
+}
+
+using StoredMatrix = std::tuple<std::string, Array1<uint8_t>, int64_t, int64_t>;
+
+std::vector<PackedMatrix> pack_matrices(std::shared_ptr<Arena> arena, std::shared_ptr<ThreadPool> pool, const std::vector<StoredMatrix>& matrices) {
+  std::vector<Stored> stored;
+  for (const auto& [format, data, n, k] : matrices) {
+    if (data.shape(0) != stored_bytes(format, n, k)) throw std::invalid_argument("the data has a different size than the matrix");
+    stored.push_back({format, data.data(), n, k});
+  }
+  nb::gil_scoped_release release;
+  std::vector<PackedMatrix> out;
+  for (const Matrix& m : pack(*arena, *pool, stored)) out.push_back({arena, m});
+  return out;
 }
 
 // Holds what the calls point to: weights, biases and norms stay alive as long as the program.
@@ -219,6 +233,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("k", [](const PackedMatrix& p) { return p.matrix.k; })
       .def_prop_ro("integer", [](const PackedMatrix& p) { return is_integer(p.matrix.layout); })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.panel_bytes * (size_t)p.matrix.panels(); });
+  m.def("pack_all", &pack_matrices, "arena"_a, "pool"_a, "matrices"_a, "Pack several: (format, data, n, k) of each.");
   m.def("pack", &pack_matrix, "arena"_a, "pool"_a, "format"_a, "data"_a, "n"_a, "k"_a,
         "Pack a stored [n, k] matrix for the kernels.");
 

@@ -27,7 +27,7 @@ struct ExpertLayer {
 };
 
 constexpr float EXPERT_OUTLIERS = 0.4f;  // outlier_limit of hidden values: OUTLIERS in ops/program.py
-constexpr int64_t EXPERT_ROWS = 126;  // of an expert that a task computes together: their activations stay in the cache
+constexpr int64_t EXPERT_ROWS = 132;  // of an expert that a task computes together: their activations stay in the cache
 
 // Rows of one expert: pairs [first, first + count) of the plan.
 struct ExpertGroup {

@@ -446,16 +446,30 @@ size_t packed_bytes(const std::string& format, int64_t n, int64_t k) {
   return (size_t)m.panels() * m.panel_bytes;
 }
 
-Matrix pack(Arena& arena, ThreadPool& pool, const std::string& format, const uint8_t* data, int64_t n, int64_t k) {
-  const Packing f = find(format);
-  Matrix m = shaped(f, n, k);
-  uint8_t* to = arena.allocate((size_t)m.panels() * m.panel_bytes);
-  m.data = to;
+std::vector<Matrix> pack(Arena& arena, ThreadPool& pool, const std::vector<Stored>& stored) {
+  std::vector<Packing> packings;
+  std::vector<Matrix> matrices;
+  std::vector<uint8_t*> memory;
+  std::vector<int64_t> ends;  // of each matrix's panels, among those of all
+  for (const Stored& s : stored) {
+    packings.push_back(find(s.format));
+    matrices.push_back(shaped(packings.back(), s.n, s.k));
+    Matrix& m = matrices.back();
+    memory.push_back(arena.allocate((size_t)m.panels() * m.panel_bytes));
+    m.data = memory.back();
+    ends.push_back((ends.empty() ? 0 : ends.back()) + m.panels());
+  }
   std::atomic<int64_t> next{0};
   pool.run([&](int) {
-    for (int64_t p; (p = next.fetch_add(1)) < m.panels();) pack_panel(f, m, data, k, p, to + (size_t)p * m.panel_bytes);
+    size_t i = 0;
+    for (int64_t p; !ends.empty() && (p = next.fetch_add(1)) < ends.back();) {
+      while (p >= ends[i]) ++i;  // panels only go up
+      const Matrix& m = matrices[i];
+      const int64_t panel = p - (ends[i] - m.panels());
+      pack_panel(packings[i], m, stored[i].data, stored[i].k, panel, memory[i] + (size_t)panel * m.panel_bytes);
+    }
   });
-  return m;
+  return matrices;
 }
 
 }  // namespace tt

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "memory.h"
@@ -17,7 +18,15 @@ size_t stored_bytes(const std::string& format, int64_t n, int64_t k);
 size_t packed_bytes(const std::string& format, int64_t n, int64_t k);
 // The format that a layout holds, for G without its group.
 const char* layout_name(Layout layout);
+
 // `data` holds stored_bytes(format, n, k) bytes, row-major.
-Matrix pack(Arena& arena, ThreadPool& pool, const std::string& format, const uint8_t* data, int64_t n, int64_t k);
+struct Stored {
+  std::string format;
+  const uint8_t* data;
+  int64_t n, k;
+};
+// Side by side in memory, in this order. Many small matrices are packed together: waking the threads for each would take
+// longer than the work.
+std::vector<Matrix> pack(Arena& arena, ThreadPool& pool, const std::vector<Stored>& stored);
 
 }  // namespace tt

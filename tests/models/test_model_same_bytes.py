@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from random_models import checkpoint_of, random_weights, small_config
 from tokentrail.checkpoints import Checkpoint, RopeConfig
+from tokentrail.checkpoints.model import MoeConfig
 from tokentrail.models import LoadedModel, load_model
 from tokentrail.ops.backend import KV_DTYPES, Executable, KvLayout, Limits
 from tokentrail.ops.native import NativeBackend, available_isas
@@ -49,6 +50,18 @@ EVERYTHING = {
     "norm_offset": -0.5,
 }
 """A family with ops that Llama does not have: norms of heads and behind both halves of a layer, GeGLU, soft caps."""
+
+EXPERTS = {
+    "architecture": "gpt_oss",
+    "windowed_layers": (True, False, True),
+    "moe": MoeConfig(9, 3, 96, scoring="softmax_of_chosen"),
+}
+SOME_EXPERTS = {
+    "architecture": "qwen3_moe",
+    "moe": MoeConfig(9, 2, 64, shared_intermediate_size=96, shared_gate=True, layers=(False, True, True)),
+}
+"""Behind a first layer without; besides, one that all tokens have."""
+FAMILIES = {"llama": {}, "everything": EVERYTHING, "experts": EXPERTS, "some-experts": SOME_EXPERTS}
 
 
 def checkpoint(
@@ -150,8 +163,8 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("family", [None, EVERYTHING], ids=["llama", "everything"])
-def test_token_by_token_is_the_prompt_at_once(isa: str, kv_dtype: str, family: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_token_by_token_is_the_prompt_at_once(isa: str, kv_dtype: str, family: dict[str, Any]) -> None:
     source, ids = checkpoint(0.0, family=family), text(300)
     once = machine(isa, 1).logits(source, ids, Way([], kv_dtype=kv_dtype))
     assert np.isfinite(once.view(np.float32)).all()
@@ -165,7 +178,7 @@ def test_token_by_token_is_the_prompt_at_once(isa: str, kv_dtype: str, family: d
 def test_any_way_gives_the_same_bits(*, isa: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     window = int(random.choice([0, 0, 40])) or None
-    family = EVERYTHING if random.random() < 0.5 else None
+    family = list(FAMILIES.values())[random.integers(len(FAMILIES))]
     ids = text(int(random.choice([40, 290, 560])), seed)
     source = checkpoint(float(random.choice([np.nan, 1e30])), window=window, family=family)
     kv_dtype = str(random.choice(KV_DTYPES))

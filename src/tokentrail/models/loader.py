@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count, dropwhile
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, ModelConfig, Tensor
 from tokentrail.models import gemma, gemma1, glm4, gpt_oss, llama, mixtral, qwen3
 from tokentrail.models.rope import RopeAngles, rope_angles
 from tokentrail.models.weights import Weights
-from tokentrail.ops.backend import Backend
+from tokentrail.ops.backend import Backend, Stored
 from tokentrail.ops.program import Program, Recorder, Value
 from tokentrail.protocol import ModelFileError
 
@@ -34,6 +35,10 @@ FAMILIES: dict[str, Forward] = {
     "qwen3_moe": mixtral.qwen3_moe,
 }
 """By `ModelConfig.architecture`. Which models of the world run as which family: `checkpoints/*_architectures.py`."""
+
+EXPERT_PARTS = ("gate", "up", "down")
+BATCH = 32 << 20
+"""Bytes of small matrices that are packed together: many more would only be held twice for longer."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes packed so far and in all."""
@@ -156,14 +161,38 @@ class _Source:
 
     def matrix(self, name: str) -> Any:
         if name not in self._matrices:
-            tensor = self._tensor(name)
-            format, data = self._formats[name], tensor.data
-            if format != tensor.format:
-                data = _floats(tensor).view(np.uint8)
-            packed = self._backend.matrix(format, data, *tensor.shape)
-            self._matrices[name] = packed
-            self._taken(tensor, packed.nbytes)
+            names = self._together(name)
+            packed = self._backend.matrices([self._stored(one) for one in names])
+            for one, matrix in zip(names, packed, strict=True):
+                self._matrices[one] = matrix
+                self._taken(self._tensor(one), matrix.nbytes)
         return self._matrices[name]
+
+    def _together(self, name: str) -> list[str]:
+        """The matrix and, of an expert, those that the pass names next: of its layer, up to `BATCH` bytes."""
+        self._tensor(name)
+        prefix, _, rest = name.partition(".experts.")
+        expert, _, part = rest.partition(".")
+        if part not in EXPERT_PARTS:
+            return [name]
+        following = (f"{prefix}.experts.{e}.{p}" for e in count(int(expert)) for p in EXPERT_PARTS)
+        names: list[str] = []
+        nbytes = 0
+        for other in dropwhile(lambda other: other != name, following):
+            tensor = self._checkpoint.tensors.get(other)
+            if tensor is None or other in self._matrices or (names and nbytes + tensor.nbytes > BATCH):
+                break
+            names.append(other)
+            nbytes += tensor.nbytes
+        return names
+
+    def _stored(self, name: str) -> Stored:
+        tensor = self._tensor(name)
+        format, data = self._formats[name], tensor.data
+        if format != tensor.format:
+            data = _floats(tensor).view(np.uint8)
+        n, k = tensor.shape
+        return format, data, n, k
 
     def bias(self, name: str) -> npt.NDArray[np.float32] | None:
         return self.vector(name) if name in self._checkpoint.tensors else None

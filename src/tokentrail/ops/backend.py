@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from tokentrail.ops.program import Program
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+Stored = tuple[str, npt.NDArray[np.uint8], int, int]
+"""A matrix as a file has it: format, bytes, rows, columns."""
 
 
 KV_DTYPES = ("bfloat16", "int8", "float32")
@@ -97,6 +100,10 @@ class Backend(Protocol):
 
     def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> Any:
         """Pack a stored matrix [n, k]."""
+        ...
+
+    def matrices(self, stored: Sequence[Stored]) -> list[Any]:
+        """Pack several, side by side: faster than one by one where they are small."""
         ...
 
     def packed_bytes(self, format: str, n: int, k: int) -> int: ...

@@ -43,6 +43,9 @@ class Matrix:
     @property
     def nbytes(self) -> int: ...
 
+def pack_all(
+    arena: Arena, pool: ThreadPool, matrices: list[tuple[str, npt.NDArray[np.uint8], int, int]]
+) -> list[Matrix]: ...
 def pack(
     arena: Arena, pool: ThreadPool, format: str, data: npt.NDArray[np.uint8], n: int, k: int
 ) -> Matrix: ...

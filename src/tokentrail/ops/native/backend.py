@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.backend import F32, I32, KvLayout, Limits, MatrixShape
+from tokentrail.ops.backend import F32, I32, KvLayout, Limits, MatrixShape, Stored
 from tokentrail.ops.native import _native
 from tokentrail.ops.native.resources import default_threads
 from tokentrail.ops.program import Call, Program
@@ -52,6 +52,10 @@ class NativeBackend:
 
     def matrix(self, format: str, data: npt.NDArray[np.uint8], n: int, k: int) -> Any:
         return _native.pack(self._arena, self._pool, format, np.ascontiguousarray(data).reshape(-1), n, k)
+
+    def matrices(self, stored: Sequence[Stored]) -> list[Any]:
+        flat = [(format, np.ascontiguousarray(data).reshape(-1), n, k) for format, data, n, k in stored]
+        return list(_native.pack_all(self._arena, self._pool, flat))
 
     def packed_bytes(self, format: str, n: int, k: int) -> int:
         return int(_native.packed_bytes(format, n, k))

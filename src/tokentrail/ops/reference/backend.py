@@ -7,14 +7,14 @@ arithmetic as far as float64 goes, so a native kernel must agree to float32's pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits, MatrixShape
+from tokentrail.ops.backend import F32, I32, Executable, KvLayout, Limits, MatrixShape, Stored
 from tokentrail.ops.program import OUTLIERS, Call, Linear, Program
 from tokentrail.ops.reference.sampling import sample_row
 
@@ -60,6 +60,9 @@ class ReferenceBackend:
         return ReferenceMatrix(
             self._dequantize(data, format, (n, k)).astype(np.float64), self.is_integer(format)
         )
+
+    def matrices(self, stored: Sequence[Stored]) -> list[Any]:
+        return [self.matrix(*one) for one in stored]
 
     def packed_bytes(self, format: str, n: int, k: int) -> int:
         return n * k * 8
