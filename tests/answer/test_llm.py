@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tokentrail import LLM, SamplingParams
+from tokentrail import LLM, SamplingParams, StructuredOutputsParams
 from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, ModelFileError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -67,6 +70,26 @@ def test_speculation_changes_nothing_that_is_seen(llm: LLM) -> None:
             assert journey.accepted_tokens <= journey.drafted_tokens
             drafted += journey.accepted_tokens
         assert drafted > 40
+
+
+def test_answers_of_a_form(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "year": {"type": "integer"}},
+        "required": ["city", "year"],
+        "additionalProperties": False,
+    }
+    forms: list[dict[str, Any]] = [{"json": schema}, {"regex": "[a-c]{4}"}, {"choice": ("yes", "no")}]
+    parameters = [
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(**form))
+        for form in forms
+    ]
+    texts = [output.outputs[0].text for output in llm.generate(["Rome was founded"] * 3, parameters)]
+    assert list(json.loads(texts[0])) == ["city", "year"]
+    assert re.fullmatch("[a-c]{4}", texts[1])
+    assert texts[2] in ("yes", "no")
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        llm.generate("x", SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")))
 
 
 def test_together_and_alone_are_the_same(llm: LLM) -> None:

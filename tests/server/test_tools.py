@@ -327,6 +327,25 @@ def test_a_named_function_is_called(server: RealServer) -> None:
     assert [name for name, _ in found["calls"]] == ["get_weather"]
 
 
+def test_the_clients_own_stream_of_calls(server: RealServer) -> None:
+    with server.client().chat.completions.stream(
+        model=server.model,
+        messages=QUESTION,
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=120,
+    ) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert kinds.count("tool_calls.function.arguments.delta") > 2
+    assert message.tool_calls
+    jsonschema.validate(
+        json.loads(message.tool_calls[0].function.arguments), WEATHER["function"]["parameters"]
+    )
+
+
 def test_a_conversation_with_calls(server: RealServer) -> None:
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     first = ask(server, tools=[WEATHER], tool_choice=choice).choices[0].message

@@ -93,8 +93,10 @@ class LocalBackend:
             request.received = time.time()
         info = self.engine.info
         self.desk.check(request, info)
+        chat = request.chat
+        # Grammars take a while, and the first of them the import of a library.
         light = request.sampling.structured_outputs is None and (
-            request.chat is None or not request.chat.tools
+            chat is None or (not chat.tools and chat.thinking_token_budget is None)
         )
         if light and size(request.prompts) < _LONG:
             prepared = self.desk.prepare(request, info)
