@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scripted_server import ScriptedServer
 
-from tokentrail.answer import AnswerRequest
+from tokentrail.answer import AnswerRequest, ChatPrompt
 from tokentrail.answer.admission import Desk
 from tokentrail.answer.parts import TextParts
+from tokentrail.answer.prompts import prepare
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest, SamplingDefaults, SamplingParams
-from tokentrail.server.openai.chat import ChatDialect
+from tokentrail.server.openai.chat import ChatDialect, prompt_of
 from tokentrail.server.openai.completions import CompletionDialect
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest, parse
+from tokentrail.text import ChatTemplate
 
 NAMES = [
     *ChatCompletionRequest.model_fields,
@@ -170,3 +172,28 @@ def test_recommendations_fill_what_a_request_does_not_say(text_parts: TextParts)
         assert asked().max_tokens == 16
     finally:
         server.close()
+
+
+def test_a_message_to_go_on_with(text_parts: TextParts) -> None:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So it "}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    prompt = prompt_of(parse(ChatCompletionRequest, json.dumps(body).encode()))
+    (ids,) = prepare([prompt], text_parts.tokenizer, text_parts.template, 512).token_ids
+    shown = text_parts.tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown.endswith("<|im_start|>assistant\nSo it ")
+    body["add_generation_prompt"] = True
+    prompt = prompt_of(parse(ChatCompletionRequest, json.dumps(body).encode()))
+    with pytest.raises(InvalidRequest, match="exclude each other") as caught:
+        prepare([prompt], text_parts.tokenizer, text_parts.template, 512)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_tools_come_to_the_template(text_parts: TextParts) -> None:
+    template = ChatTemplate("plain", named={"tool_use": "{{ tools[0].function.name }}"})
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "Hi"}], tools=tools)
+    assert prepare([prompt], text_parts.tokenizer, template, 512).texts == ["weather"]

@@ -94,7 +94,7 @@ def _as_lists(source: TokenizerSource, vocab_size: int | None, origin: str) -> T
             unk_token_id=_none_if_negative(model.unk_id),
             bos_token_id=_first(source.bos_token_id, _none_if_negative(model.bos_id)),
             eos_token_id=_first(source.eos_token_id, _none_if_negative(model.eos_id)),
-            add_space_prefix=model.add_dummy_prefix,
+            add_space_prefix=model.add_dummy_prefix and source.add_space_prefix is not False,
             remove_extra_whitespaces=model.remove_extra_whitespaces,
             charsmap=model.charsmap,
             like_sentencepiece=True,
