@@ -60,6 +60,122 @@ template <Layout L> inline uint64_t grid_values(const uint8_t* record, int c, in
   }
 }
 
+#if defined(TT_VEC_AVX512)
+
+// Sixteen columns at once: indices are looked up in tables of 16-bit codes, a few bits a value; code and sign of a value
+// number it in a table of 16 bytes.
+
+inline VI shr_by(VI x, int n) { return {_mm512_srlv_epi32(x.v, _mm512_set1_epi32(n))}; }
+
+// The entry of each half of a lane, of which the low bits of N - 1 count.
+template <int N> inline __m512i lookup(const uint16_t* table, __m512i halves) {
+  if constexpr (N == 64) {
+    return _mm512_permutex2var_epi16(_mm512_loadu_si512(table), halves, _mm512_loadu_si512(table + 32));
+  } else {
+    const __mmask32 upper = _mm512_test_epi16_mask(halves, _mm512_set1_epi16(N / 2));
+    return _mm512_mask_blend_epi16(upper, lookup<N / 2>(table, halves), lookup<N / 2>(table + N / 2, halves));
+  }
+}
+// Two bytes as two halves.
+inline VI two_bytes(VI x) { return (x & set1i(0xFF)) | shl<8>(x & set1i(0xFF00)); }
+// Seven signs in each half, and an eighth that makes their number even.
+inline VI even_signs(VI s) {
+  __m512i p = _mm512_xor_si512(s.v, shr<4>(s).v);
+  p = _mm512_xor_si512(p, shr<2>(VI{p}).v);
+  p = _mm512_xor_si512(p, shr<1>(VI{p}).v);
+  return s | shl<7>(VI{p} & set1i(0x00010001));
+}
+// Four times one, two or three bits as four bytes.
+inline VI spread1(VI x) {
+  x = (x | shl<14>(x)) & set1i(0x00030003);
+  return (x | shl<7>(x)) & set1i(0x01010101);
+}
+inline VI spread2(VI x) {
+  x = (x | shl<12>(x)) & set1i(0x000F000F);
+  return (x | shl<6>(x)) & set1i(0x03030303);
+}
+inline VI spread3(VI x) {
+  x = (x | shl<10>(x)) & set1i(0x003F003F);
+  return (x | shl<5>(x)) & set1i(0x07070707);
+}
+
+// 64 plus and minus the magnitudes; 16 plus 8 times -1, 0, 1, plus and minus 1.
+alignas(16) inline constexpr uint8_t IQ2_SIGNED[16] = {72, 89, 107, 0, 56, 39, 21, 0};
+alignas(16) inline constexpr uint8_t IQ3XXS_SIGNED[16] = {68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2};
+alignas(16) inline constexpr uint8_t IQ3S_SIGNED[16] = {65, 67, 69, 71, 73, 75, 77, 79, 63, 61, 59, 57, 55, 53, 51, 49};
+alignas(16) inline constexpr uint8_t IQ1_SHIFTED[16] = {9, 17, 25, 0, 7, 15, 23, 0};
+
+template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
+  constexpr bool THREE = L == Layout::IQ3_XXS || L == Layout::IQ3_S, SHIFTS = L == Layout::IQ1_S || L == Layout::IQ1_M;
+  const uint8_t* bytes = record + shape_of(L).words * 64;
+  VI high = set1i(0);  // high bits of indices
+  if constexpr (L == Layout::IQ2_S || L == Layout::IQ3_S) high = load_u8(bytes);
+  if constexpr (L == Layout::IQ1_S) high = load_u8(bytes) | shl<8>(load_u8(bytes + PANEL));
+#pragma GCC unroll 2
+  for (int two = 0; two < 2; ++two) {  // two times eight values
+    VI signs = set1i(0), codes[2];     // of either eight, a half of a lane, or, with three bits, codes of either four
+    const auto half = [two](VI x, int bits) { return two ? shr_by(x, bits) : x; };
+    if constexpr (L == Layout::IQ2_XXS || L == Layout::IQ3_XXS) {
+      const VI s = half(loadi(record + 64 * (shape_of(L).words - 1)), 14);
+      signs = even_signs((s & set1i(0x7F)) | shl<9>(s & set1i(0x3F80)));
+    } else if constexpr (L == Layout::IQ2_S || L == Layout::IQ3_S) {
+      signs = two_bytes(half(loadi(record + 64 * (shape_of(L).words - 1)), 16));
+    } else if constexpr (L == Layout::IQ2_XS) {
+      signs = even_signs(shr<9>(loadi(record + 64 * two)) & set1i(0x007F007F));
+    } else if constexpr (L == Layout::IQ1_M) {
+      high = load_u8(bytes + PANEL * two);
+    }
+    if constexpr (THREE) {
+      const VI index = loadi(record + 64 * two);
+      for (int e = 0; e < 2; ++e) {
+        VI pair = two_bytes(e ? shr<16>(index) : index);
+        if constexpr (L == Layout::IQ3_S) {
+          const VI h = shr_by(high, 4 * two + 2 * e);
+          pair = pair | shl<8>(h & set1i(1)) | shl<23>(h & set1i(2));
+          codes[e] = {lookup<512>(IQ3S_CODES.at, pair.v)};
+        } else {
+          codes[e] = {lookup<256>(IQ3XXS_CODES.at, pair.v)};
+        }
+      }
+    } else if constexpr (L == Layout::IQ2_XS) {
+      codes[0] = {lookup<512>(IQ2XS_CODES.at, (loadi(record + 64 * two) & set1i(0x01FF01FF)).v)};
+    } else {
+      VI pair = two_bytes(half(loadi(record), 16));
+      if constexpr (L == Layout::IQ2_XXS) codes[0] = {lookup<256>(IQ2XXS_CODES.at, pair.v)};
+      if constexpr (L == Layout::IQ2_S) {
+        const VI h = half(high, 4);
+        pair = pair | shl<8>(h & set1i(3)) | shl<22>(h & set1i(12));
+        codes[0] = {lookup<1024>(IQ2S_CODES.at, pair.v)};
+      }
+      if constexpr (L == Layout::IQ1_S) {
+        const VI h = half(high, 6);
+        pair = pair | shl<8>(h & set1i(7)) | shl<21>(h & set1i(0x38));
+        codes[0] = {lookup<2048>(IQ1S_CODES.at, pair.v)};
+      }
+      if constexpr (L == Layout::IQ1_M) {
+        pair = pair | shl<8>(high & set1i(7)) | shl<20>(high & set1i(0x70));
+        codes[0] = {lookup<2048>(IQ1S_CODES.at, pair.v)};
+      }
+    }
+#pragma GCC unroll 4
+    for (int run = 0; run < 4; ++run) {
+      VI index, sign;
+      if constexpr (THREE) index = spread3(run % 2 ? shr<16>(codes[run / 2]) : codes[run / 2] & set1i(0xFFFF));
+      else index = spread2(shr_by(codes[0], 8 * run) & set1i(0xFF));
+      if constexpr (SHIFTS) {
+        const int bit = L == Layout::IQ1_S ? 15 : run < 2 ? 3 : 7;
+        sign = VI{_mm512_maskz_set1_epi32(_mm512_test_epi32_mask(high.v, _mm512_set1_epi32(1 << bit)), 0x01010101)};
+      } else {
+        sign = spread1(shr_by(signs, run / 2 * 16 + run % 2 * 4) & set1i(15));
+      }
+      const uint8_t* values = L == Layout::IQ3_XXS ? IQ3XXS_SIGNED : L == Layout::IQ3_S ? IQ3S_SIGNED : SHIFTS ? IQ1_SHIFTED : IQ2_SIGNED;
+      storei(q + 256 * two + 64 * run, table16(values, index | shl<THREE ? 3 : 2>(sign)));
+    }
+  }
+}
+
+#else
+
 template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
   for (int c = 0; c < PANEL; ++c)
 #pragma GCC unroll 4
@@ -70,6 +186,8 @@ template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
       std::memcpy(q + 128 * o + 64 + 4 * c, &second, 4);
     }
 }
+
+#endif
 
 // Digits of three, the highest first: a byte stands for a fraction of 256, of which each multiplication by three brings one
 // digit before the point. Even and odd bytes are widened to 16 bits.

@@ -34,7 +34,22 @@ constexpr Table<uint64_t, 128> even_sign_masks() {
   return masks;
 }
 
+// Magnitudes in IQ2 are 8, 25 and 43; in IQ3_XXS 4, 12 … 52 and 62; odd numbers in IQ3_S; values in IQ1 are -1, 0 and 1.
+template <int Bits, class Entry, int N, class F> constexpr Table<uint16_t, N> codes(const Entry (&codebook)[N], F code) {
+  Table<uint16_t, N> table{};
+  for (int i = 0; i < N; ++i)
+    for (int v = 0; v < (int)sizeof(Entry); ++v) table.at[i] |= (uint16_t)(code((int8_t)(codebook[i] >> 8 * v & 0xFF)) << Bits * v);
+  return table;
+}
+
 }  // namespace
+
+constinit const Table<uint16_t, 256> IQ2XXS_CODES = codes<2>(IQ2XXS_CODEBOOK, [](int v) { return v / 16; });
+constinit const Table<uint16_t, 512> IQ2XS_CODES = codes<2>(IQ2XS_CODEBOOK, [](int v) { return v / 16; });
+constinit const Table<uint16_t, 1024> IQ2S_CODES = codes<2>(IQ2S_CODEBOOK, [](int v) { return v / 16; });
+constinit const Table<uint16_t, 256> IQ3XXS_CODES = codes<3>(IQ3XXS_CODEBOOK, [](int v) { return v / 8; });
+constinit const Table<uint16_t, 512> IQ3S_CODES = codes<3>(IQ3S_CODEBOOK, [](int v) { return v / 2; });
+constinit const Table<uint16_t, 2048> IQ1S_CODES = codes<2>(IQ1S_CODEBOOK, [](int v) { return v + 1; });
 
 constinit const Table<uint64_t, 2048> SHIFTED_GRID = shifted_grid();
 constinit const Table<uint64_t, 256> SIGN_MASKS = sign_masks();

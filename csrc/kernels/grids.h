@@ -16,4 +16,12 @@ extern const Table<uint64_t, 2048> SHIFTED_GRID;    // the codebook of IQ1 times
 extern const Table<uint64_t, 256> SIGN_MASKS;       // eight bits as eight bytes, 0xFF where a bit is set
 extern const Table<uint64_t, 128> EVEN_SIGN_MASKS;  // of seven bits and an eighth that makes their number even
 
+// Codebooks with two bits a value, or three in IQ3: which of their few values it is.
+extern const Table<uint16_t, 256> IQ2XXS_CODES;
+extern const Table<uint16_t, 512> IQ2XS_CODES;
+extern const Table<uint16_t, 1024> IQ2S_CODES;
+extern const Table<uint16_t, 256> IQ3XXS_CODES;
+extern const Table<uint16_t, 512> IQ3S_CODES;
+extern const Table<uint16_t, 2048> IQ1S_CODES;
+
 }  // namespace tt
