@@ -208,6 +208,24 @@ def test_mxfp4_experts(saved: dict[str, Any], tmp_path: Path) -> None:
     assert not tensors
 
 
+def test_a_model_of_mxfp4_experts(saved: dict[str, Any], backend: NativeBackend, tmp_path: Path) -> None:
+    """The whole model from blocks is the one from the numbers that they mean.
+
+    With int8 activations most tokens are close; some choose other experts by a hair.
+    """
+    stacks, folder = mxfp4_folder(tmp_path, saved["gpt_oss"])
+    plain = tmp_path / "plain"
+    write_tensors(plain, read_tensors(plain) | stacks)
+    tokens = CASES["gpt_oss"].tokens()
+    expected = Model(open_checkpoint(plain), backend).at_once(tokens)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.tensors["layers.1.experts.2.up"].format == "MXFP4"
+    assert_relative(Model(checkpoint, backend).at_once(tokens), expected, 1e-5)
+    got = Model(checkpoint, backend, activations="auto").at_once(tokens)
+    errors = np.abs(got - expected).mean(-1) / expected.std()
+    assert 1e-4 < np.median(errors) < 3e-2
+
+
 @pytest.mark.parametrize(
     ("part", "values", "message"),
     [
