@@ -15,6 +15,7 @@ import pytest
 from family_cases import CASES, write_folder
 from model_harness import Model, assert_relative
 
+import hf_folders
 from random_models import F32
 from tokentrail.checkpoints import Checkpoint, dequantize, open_checkpoint
 from tokentrail.ops.native import NativeBackend, available_isas
@@ -119,6 +120,38 @@ def test_the_text_model_of_a_multimodal_checkpoint(
     }
     model = Model(opened(case, tmp_path), backend)
     assert_relative(model.at_once(CASES["gemma3"].tokens()), golden["gemma3"])
+
+
+def test_internlm2(
+    saved: dict[str, Any], golden: dict[str, F32], backend: NativeBackend, tmp_path: Path
+) -> None:
+    """Not in transformers: its layout is made from Llama's, whose arithmetic it has."""
+    llama = opened(saved["llama"], tmp_path / "llama")
+    values = {name: dequantize(t.data, t.format, t.shape) for name, t in llama.tensors.items()}
+    stored = {
+        "model.tok_embeddings.weight": values["embed"],
+        "model.norm.weight": values["norm"],
+        "output.weight": values["head"],
+    }
+    names = {"attention_norm": "attn_norm", "attention.wo": "o", "ffn_norm": "mlp_norm"}
+    names |= {"feed_forward.w1": "gate", "feed_forward.w3": "up", "feed_forward.w2": "down"}
+    for layer in range(llama.config.num_layers):
+        heads = [
+            values[f"layers.{layer}.{name}"].reshape(llama.config.num_kv_heads, -1, llama.config.hidden_size)
+            for name in "qkv"
+        ]
+        whole = np.concatenate(heads, axis=1).reshape(-1, llama.config.hidden_size)
+        stored[f"model.layers.{layer}.attention.wqkv.weight"] = whole
+        for name, part in names.items():
+            stored[f"model.layers.{layer}.{name}.weight"] = values[f"layers.{layer}.{part}"]
+    config = {
+        **saved["llama"]["config"],
+        "model_type": "internlm2",
+        "architectures": ["InternLM2ForCausalLM"],
+    }
+    folder = hf_folders.write_folder(tmp_path / "internlm2", config=config, tensors=stored)
+    model = Model(open_checkpoint(folder), backend)
+    assert_relative(model.at_once(CASES["llama"].tokens()), golden["llama"])
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -15,6 +15,18 @@ def qkv(config: ModelConfig) -> Sequence[Cut]:
     return Cut("q", 0, q), Cut("k", q, q + kv), Cut("v", q + kv)
 
 
+def grouped_qkv(config: ModelConfig) -> Sequence[Cut]:
+    """For each key and value head: its query heads, then itself."""
+    d = config.head_dim
+    queries = config.num_heads // config.num_kv_heads * d
+    period = queries + 2 * d
+    return (
+        Cut("q", 0, queries, period=period),
+        Cut("k", queries, queries + d, period=period),
+        Cut("v", queries + d, period, period=period),
+    )
+
+
 def gate_up(config: ModelConfig) -> Sequence[Cut]:
     return Cut("gate", 0, config.intermediate_size), Cut("up", config.intermediate_size)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokentrail.checkpoints import hf_experts
 from tokentrail.checkpoints.errors import file_error, quoted
-from tokentrail.checkpoints.fused import gate_up, qkv
+from tokentrail.checkpoints.fused import gate_up, grouped_qkv, qkv
 from tokentrail.checkpoints.hf_tensors import GLOBAL_TENSORS, Table
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import ModelConfig, MoeConfig, RopeConfig
@@ -472,6 +472,20 @@ ARCHITECTURES: dict[str, HFArchitecture] = {
             "post_self_attn_layernorm": "attn_post_norm",
             "post_mlp_layernorm": "mlp_post_norm",
         },
+    ),
+    "internlm2": HFArchitecture(
+        family="llama",
+        config=dense_decoder,
+        layer_tensors={
+            "attention_norm": "attn_norm",
+            "attention.wqkv": grouped_qkv,
+            "attention.wo": "o",
+            "ffn_norm": "mlp_norm",
+            "feed_forward.w1": "gate",
+            "feed_forward.w3": "up",
+            "feed_forward.w2": "down",
+        },
+        global_tensors={"tok_embeddings": "embed", "norm": "norm", "output": "head"},
     ),
     "internlm3": HFArchitecture(
         family="llama",

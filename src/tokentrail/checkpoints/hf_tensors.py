@@ -37,6 +37,8 @@ class Cut:
     """Rows start … stop - 1; None: to the last."""
     step: int = 1
     """Every `step`-th of them: for tensors that interleave two."""
+    period: int = 0
+    """If not 0: `start` and `stop` are rows of each run of so many rows."""
     index: int | None = None
     """Of a stack: which of its matrices or vectors."""
     transposed: bool = False
@@ -145,10 +147,11 @@ def cut_tensor(path: Path, tensor: Tensor, cut: Cut, name: str) -> Tensor:
         shape = shape[::-1]
     if not shape or 0 in shape:
         fail("is empty")
-    stop = shape[0] if cut.stop is None else cut.stop
-    if not 0 <= cut.start < stop <= shape[0]:
+    period = cut.period or shape[0]
+    stop = period if cut.stop is None else cut.stop
+    if not 0 <= cut.start < stop <= period or shape[0] % period:
         fail(f"has no rows {cut.start} to {stop}, which the configuration asks for")
-    rows = len(range(cut.start, stop, cut.step))
+    rows = len(range(cut.start, stop, cut.step)) * (shape[0] // period)
     part = (rows, *shape[1:])
     whole = cut.index is None and not cut.transposed and rows == shape[0]
     if whole:
@@ -162,9 +165,9 @@ def cut_tensor(path: Path, tensor: Tensor, cut: Cut, name: str) -> Tensor:
         if cut.transposed:
             size = 4 if tensor.format == "F32" else 2
             data = data.reshape(shape[1], shape[0], size).swapaxes(0, 1)
-        return data.reshape(shape[0], -1)[cut.start : stop : cut.step].reshape(-1)
+        return data.reshape(-1, period, nbytes // rows)[:, cut.start : stop : cut.step].reshape(-1)
 
-    if isinstance(tensor.stored, Deferred) or cut.transposed or cut.step != 1:
+    if isinstance(tensor.stored, Deferred) or cut.transposed or cut.step != 1 or cut.period:
         made = Deferred(nbytes, lambda: np.ascontiguousarray(take(tensor.data)))
         return replace(tensor, name=name, shape=part, stored=made)
     return replace(tensor, name=name, shape=part, stored=take(tensor.stored))
