@@ -214,6 +214,55 @@ def test_schemas_of_all_kinds(client: openai.OpenAI) -> None:
     assert sum(done) >= 24
 
 
+HOSTILE: list[dict[str, Any]] = [
+    {"regex": "(a{1,1000}){1,1000}"},
+    {"regex": "(.*a){50}"},
+    {"regex": ".*(a|b).{30}x"},
+    {"regex": "(?s:.){1,100000}"},
+    {"json": {"enum": [f"value number {i} {i * 7919}" for i in range(5000)]}},
+    {"json": {"type": "string", "minLength": 500_000, "maxLength": 1_000_000}},
+    {
+        "json": {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,20}$"} for i in range(500)},
+        }
+    },
+    {
+        "json": {
+            "allOf": [
+                {"anyOf": [{"type": "object", "properties": {f"a{i}{j}": {}}} for j in range(6)]}
+                for i in range(6)
+            ]
+        }
+    },
+    {"grammar": 'start: a\na: a a a | "x" | "y" a "x"'},
+    {"grammar": 'start: "a"{1,100000}'},
+    {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_hostile_grammars_harm_nobody_else(server: RealServer, client: openai.OpenAI) -> None:
+    """They may be refused or answered, but soon; the engine lives, and the answers of others are the same."""
+    fields: Any = {"response_format": FORMAT, "temperature": 1.0, "seed": 8}
+    want = ask(client, **fields).choices[0].message.content
+    pid = server.engine_pid()
+
+    def hostile(form: dict[str, Any]) -> int:
+        try:
+            ask(client, extra_body={"structured_outputs": form}, max_tokens=12, temperature=1.0, seed=1)
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        codes = pool.map(hostile, HOSTILE)
+        others = [pool.submit(ask, client, **fields) for _ in range(4)]
+        assert {other.result().choices[0].message.content for other in others} == {want}
+        assert set(codes) <= {200, 400, 500}
+    assert server.engine_pid() == pid
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_an_answer_goes_on_when_the_engine_dies(server: RealServer, client: openai.OpenAI) -> None:
     fields: Any = {"response_format": FORMAT, "temperature": 1.0, "seed": 3}
