@@ -85,7 +85,7 @@ template <class E> E named(const std::string& name, std::initializer_list<const 
 }
 
 void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positions, Array1<int32_t> row_starts,
-                 Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only) {
+                 Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only, std::optional<Array1<int32_t>> adapters) {
   StepView s{};
   s.tokens = (int64_t)tokens.shape(0);
   s.sequences = (int64_t)row_starts.shape(0) - 1;
@@ -98,8 +98,9 @@ void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positi
   s.row_starts = row_starts.data();
   s.block_tables = block_tables.data();
   s.logit_row_ids = logit_rows.data();
+  if (adapters && (int64_t)adapters->shape(0) != s.sequences) throw std::invalid_argument("step: arrays of different lengths");
   nb::gil_scoped_release release;
-  p.run(s, only);
+  p.run(s, only, adapters ? adapters->data() : nullptr);
 }
 
 Gated activation_of(const std::string& name) { return named<Gated>(name, {"silu", "gelu_tanh", "swiglu_oai"}, "activation"); }
@@ -318,6 +319,18 @@ NB_MODULE(_native, m) {
         p.check_buffer(gate), p.check_buffer(x), p.check_buffer(out);
         p.sigmoid_mul(gate, x, out);
       }, "gate"_a, "x"_a, "out"_a)
+      .def("lora", [](BoundProgram& p, int x, std::vector<std::optional<std::tuple<PackedMatrix, PackedMatrix, float>>> adapters, int out) {
+        p.check_buffer(x), p.check_buffer(out);
+        std::vector<LowRank> layer;
+        for (const auto& adapter : adapters) {
+          layer.emplace_back();
+          if (!adapter) continue;
+          const auto& [a, b, scale] = *adapter;
+          layer.back() = {a.matrix, b.matrix, scale};
+          p.matrices.push_back(a), p.matrices.push_back(b);
+        }
+        p.lora(x, std::move(layer), out);
+      }, "x"_a, "adapters"_a, "out"_a)
       .def("add", [](BoundProgram& p, int a, int b, int out) {
         p.check_buffer(a), p.check_buffer(b), p.check_buffer(out);
         p.add(a, b, out);
@@ -337,7 +350,7 @@ NB_MODULE(_native, m) {
                 named<Scoring>(scoring, {"softmax", "sigmoid", "softmax_of_chosen"}, "scoring"), normalize, scale, out);
       }, "scores"_a, "correction"_a.none(), "chosen"_a, "scoring"_a, "normalize"_a, "scale"_a, "out"_a)
       .def("experts", &add_experts, "x"_a, "weights"_a, "experts"_a, "activation"_a, "chosen"_a, "out"_a)
-      .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1,
+      .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1, "adapters"_a.none() = nb::none(),
            "Run one step; releases the GIL.")
       .def_prop_ro("calls", &BoundProgram::calls)
       .def_prop_ro("nbytes", &BoundProgram::bytes)

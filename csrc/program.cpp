@@ -59,11 +59,18 @@ Program::Call& Program::push(Kind kind, std::vector<int> reads, std::vector<int>
     if (id >= (int)buffers_.size()) throw std::invalid_argument("unknown buffer");
   Call call{};
   call.kind = kind;
-  for (int id : reads) call.barrier |= has(dirty_writes_, id);
-  for (int id : writes) call.barrier |= has(dirty_writes_, id) || has(dirty_reads_, id);
-  if (call.barrier) dirty_reads_.clear(), dirty_writes_.clear();
-  dirty_reads_.insert(dirty_reads_.end(), reads.begin(), reads.end());
-  dirty_writes_.insert(dirty_writes_.end(), writes.begin(), writes.end());
+  auto plan = [&](Dirty& dirty) {
+    bool barrier = false;
+    for (int id : reads) barrier |= has(dirty.writes, id);
+    for (int id : writes) barrier |= has(dirty.writes, id) || has(dirty.reads, id);
+    if (barrier) dirty = {};
+    dirty.reads.insert(dirty.reads.end(), reads.begin(), reads.end());
+    dirty.writes.insert(dirty.writes.end(), writes.begin(), writes.end());
+    return barrier;
+  };
+  call.barrier = plan(dirty_);
+  // Steps in which nobody has an adapter meet as if there were none.
+  if (kind != Kind::LORA_IN && kind != Kind::LORA_OUT) call.plain_barrier = plan(plain_dirty_);
   calls_.push_back(std::move(call));
   counters_.reset();
   return calls_.back();
@@ -165,6 +172,37 @@ void Program::add(int a, int b, int out) {
   for (int id : {a, b}) need(id, buffers_.at(out).rows, dim(out));
   Call& c = push(Kind::ADD, {a, b}, {out});
   c.x = a, c.y = b, c.out = out;
+}
+
+void Program::lora(int x, std::vector<LowRank> layer, int out) {
+  const Rows rows = buffers_.at(x).rows;
+  need(out, rows, dim(out));
+  if (x == out || buffers_[out].activation.low) throw std::invalid_argument("an adapter adds to a plain product of another buffer");
+  if (layer.empty() || (!lora_layers_.empty() && lora_layers_[0].size() != layer.size()))
+    throw std::invalid_argument("every layer needs an entry for each adapter");
+  int64_t rank = 0;
+  for (const LowRank& l : layer) {
+    if (!l.a.data) continue;
+    if (is_integer(l.a.layout) || is_integer(l.b.layout)) throw std::invalid_argument("adapters have float layouts");
+    if (l.a.k != (dim(x) + GROUP - 1) / GROUP * GROUP || l.b.n != dim(out) || l.b.k != (l.a.n + GROUP - 1) / GROUP * GROUP)
+      throw std::invalid_argument("the adapter does not fit its buffers");
+    rank = std::max(rank, l.a.n);
+  }
+  if (!rank) throw std::invalid_argument("no adapter has this layer");
+  // Layers of one rank share the buffer between the two products.
+  int inner = -1;
+  for (const auto& [shape, id] : lora_buffers_)
+    if (shape.first == rows && shape.second == rank) inner = id;
+  if (inner < 0) {
+    inner = buffer(rows, rank, false, 1.0f);
+    lora_buffers_.push_back({{rows, rank}, inner});
+  }
+  lora_layers_.push_back(std::move(layer));
+  for (Kind kind : {Kind::LORA_IN, Kind::LORA_OUT}) {
+    const bool in = kind == Kind::LORA_IN;
+    Call& c = in ? push(kind, {x}, {inner}) : push(kind, {inner, out}, {out});
+    c.x = in ? x : inner, c.out = in ? inner : out, c.lora = (int)lora_layers_.size() - 1;
+  }
 }
 
 void Program::gather_logit_rows(int x, int out) {
@@ -303,7 +341,61 @@ void Program::plan(const StepView& s) {
   if (!partials_ || partials_->size() < (size_t)floats * 4) partials_ = std::make_unique<Memory>((size_t)floats * 8);
 }
 
-void Program::run(StepView step, int only) {
+// Which rows each adapter concerns: of neighbours of one adapter together, in blocks whose activations stay in the cache.
+void Program::plan_adapters(const StepView& s, const int32_t* adapters) {
+  adapter_runs_.clear();
+  adapter_logit_runs_.clear();
+  if (!adapters) return;
+  const int64_t known = lora_layers_.empty() ? 0 : (int64_t)lora_layers_[0].size();
+  for (int64_t q = 0; q < s.sequences; ++q)
+    if (adapters[q] < -1 || adapters[q] >= known) throw std::invalid_argument("step: adapter out of range");
+  auto add = [](std::vector<AdapterRun>& runs, int32_t adapter, int64_t row) {
+    if (adapter < 0) return;
+    if (!runs.empty() && runs.back().adapter == adapter && runs.back().row1 == row && row - runs.back().row0 < ROW_BLOCK)
+      ++runs.back().row1;
+    else
+      runs.push_back({adapter, row, row + 1});
+  };
+  for (int64_t r = 0; r < s.tokens; ++r) add(adapter_runs_, adapters[s.row_sequence[r]], r);
+  for (int64_t i = 0; i < s.logit_rows; ++i) add(adapter_logit_runs_, adapters[s.row_sequence[s.logit_row_ids[i]]], i);
+}
+
+// One of an adapter's two products. A row's sums have one order, whatever other rows run beside it.
+void Program::execute_lora(size_t index, const std::vector<AdapterRun>& runs) {
+  const Call& c = calls_[index];
+  const bool in = c.kind == Kind::LORA_IN;
+  const Activation& x = buffers_[c.x].activation;
+  float* out = buffers_[c.out].activation.f;
+  const int64_t width = in ? dim(c.out) : x.dim;  // of the buffer between: the largest rank
+  auto& next = counters_[index].next;
+  int64_t mine = next.fetch_add(1, std::memory_order_relaxed), task = 0;
+  for (const AdapterRun& run : runs) {
+    const LowRank& l = lora_layers_[c.lora][run.adapter];
+    if (!l.a.data) continue;
+    const Matrix& w = in ? l.a : l.b;
+    const int64_t panels = w.panels(), chunk = std::clamp<int64_t>(panels / (4 * pool_->size()), 1, 64);
+    // Rows lie `width` floats apart where a run begins, and `rank` floats apart within it.
+    const int64_t rank = l.a.n, shift = run.row0 * (width - rank);
+    for (int64_t p0 = 0; p0 < panels; p0 += chunk, ++task) {
+      if (task != mine) continue;
+      const int64_t p1 = std::min(p0 + chunk, panels);
+      if (in) {
+        kernels_->matmul(w, x, run.row0, run.row1, p0, p1, nullptr, nullptr, out + shift);
+        for (int64_t r = run.row0; r < run.row1; ++r) {
+          float* row = out + shift + r * rank;
+          for (int64_t i = p0 * PANEL; i < std::min(p1 * PANEL, rank); ++i) row[i] *= l.scale;
+        }
+      } else {
+        Activation inner;
+        inner.dim = rank, inner.f = x.f + shift;
+        kernels_->matmul(w, inner, run.row0, run.row1, p0, p1, nullptr, out, out);
+      }
+      mine = next.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Program::run(StepView step, int only, const int32_t* adapters) {
   check(step);
   row_sequence_.resize((size_t)step.tokens);
   for (int64_t q = 0; q < step.sequences; ++q)
@@ -311,6 +403,7 @@ void Program::run(StepView step, int only) {
   step.row_sequence = row_sequence_.data();
   if (only >= (int)calls_.size()) throw std::invalid_argument("no such call");
   plan(step);
+  plan_adapters(step, adapters);
   if (!counters_) {
     num_counters_ = calls_.size();
     counters_ = std::make_unique<Counter[]>(num_counters_);
@@ -322,14 +415,17 @@ void Program::run(StepView step, int only) {
     const size_t bytes = attention_thread_bytes(heads_ / kv_->heads(), kv_->head_dim());
     for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(bytes);
   }
+  const bool adapted = !adapter_runs_.empty() || !adapter_logit_runs_.empty();
   const size_t first = only < 0 ? 0 : (size_t)only, last = only < 0 ? calls_.size() : (size_t)only + 1;
   pool_->run([&](int thread) {
     using Clock = std::chrono::steady_clock;
     Clock::time_point start;
     bool owed = false;  // a skipped merge's barrier: later ones were planned as if it had been there
     for (size_t i = first; i < last; ++i) {
-      owed |= calls_[i].barrier && i > first;
+      if (calls_[i].lora >= 0 && !adapted) continue;
+      owed |= (adapted ? calls_[i].barrier : calls_[i].plain_barrier) && i > first;
       if (calls_[i].kind == Kind::MERGE && merge_tasks_.empty()) continue;
+      if (calls_[i].lora >= 0 && (buffers_[calls_[i].out].rows == Rows::TOKENS ? adapter_runs_ : adapter_logit_runs_).empty()) continue;
       if (owed) pool_->barrier();
       owed = false;
       if (timing_ && thread == 0) start = Clock::now();
@@ -348,7 +444,7 @@ void Program::set_timing(bool on) {
 }
 
 std::vector<CallTiming> Program::timings() const {
-  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "gated", "softcap", "sigmoid_mul", "add", "gather", "gather_columns", "route", "experts in", "experts out"};
+  static const char* names[] = {"embedding", "rms_norm", "linear", "rope_angles", "rope", "kv_store", "attention", "merge", "gated", "softcap", "sigmoid_mul", "add", "gather", "gather_columns", "route", "experts in", "experts out", "lora in", "lora out"};
   std::vector<CallTiming> out;
   for (const Call& c : calls_) {
     CallTiming t{names[(int)c.kind], c.seconds};
@@ -525,6 +621,10 @@ void Program::execute(size_t index, const StepView& s, int thread) {
       if (timing_ && thread == 0) ++calls_[index].runs, calls_[index].experts_run += run;
       break;
     }
+    case Kind::LORA_IN:
+    case Kind::LORA_OUT:
+      execute_lora(index, out->rows == Rows::TOKENS ? adapter_runs_ : adapter_logit_runs_);
+      break;
     case Kind::LINEAR: {
       if (!rows) break;
       const Activation& x = buffers_[c.x].activation;

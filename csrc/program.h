@@ -35,6 +35,12 @@ struct Limits {
   int64_t tokens, sequences, logit_rows;
 };
 
+// What an adapter adds to a product: scale * b(a(x)), with a [rank, in] and b [out, rank] in float layouts. Without data: nothing.
+struct LowRank {
+  Matrix a{}, b{};
+  float scale = 0;
+};
+
 // Bytes of scratch that each thread holds for attention, with `group` query heads a KV head.
 size_t attention_thread_bytes(int64_t group, int64_t head_dim);
 
@@ -56,6 +62,8 @@ class Program {
   void gated(Gated kind, int gate, int up, int out);
   void softcap(int x, float cap, int out);         // may be in place
   void sigmoid_mul(int gate, int x, int out);      // gate has one value a row; may be in place
+  // Add each row's adapter's product to `out`, in place. `layer[i]` is that of adapter i; all calls have as many.
+  void lora(int x, std::vector<LowRank> layer, int out);
   void add(int a, int b, int out);                 // may be in place
   void gather_logit_rows(int x, int out);
   void gather_columns(int x, std::vector<int32_t> columns, int out);
@@ -65,7 +73,8 @@ class Program {
   void experts(int x, int weights, ExpertLayer layer, int out);
 
   // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
-  void run(StepView step, int only = -1);
+  // `adapters` [sequences]: the low-rank adapter of each, -1 for none; null: nobody has one.
+  void run(StepView step, int only = -1, const int32_t* adapters = nullptr);
   int64_t calls() const { return (int64_t)calls_.size(); }
   int64_t buffers() const { return (int64_t)buffers_.size(); }
   float* data(int buffer) const { return buffers_[buffer].activation.f; }
@@ -79,7 +88,7 @@ class Program {
   std::vector<CallTiming> timings() const;
 
  private:
-  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, GATED, SOFTCAP, SIGMOID_MUL, ADD, GATHER, COLUMNS, ROUTE, EXPERTS_IN, EXPERTS_OUT };
+  enum class Kind : int32_t { EMBEDDING, RMS_NORM, LINEAR, ANGLES, ROPE, KV_STORE, ATTENTION, MERGE, GATED, SOFTCAP, SIGMOID_MUL, ADD, GATHER, COLUMNS, ROUTE, EXPERTS_IN, EXPERTS_OUT, LORA_IN, LORA_OUT };
 
   struct Buffer {
     Rows rows;
@@ -100,7 +109,9 @@ class Program {
     std::vector<int32_t> columns;
     RouteArgs route{};
     int experts = -1, work = -1;  // of expert_layers_ and expert_works_
-    bool barrier = false;         // threads meet before this call
+    int lora = -1;                // of lora_layers_
+    bool barrier = false;         // threads meet before this call …
+    bool plain_barrier = false;   // … in a step without adapters
     double seconds = 0;
     int64_t runs = 0, experts_run = 0;  // while timing: how often, and the experts that had rows in all
   };
@@ -117,6 +128,11 @@ class Program {
     std::unique_ptr<std::atomic<int32_t>[]> done;  // a group
     std::vector<ExpertWork> of_thread;
   };
+  // Rows side by side that one adapter concerns.
+  struct AdapterRun {
+    int32_t adapter;
+    int64_t row0, row1;
+  };
   struct alignas(64) Counter {
     std::atomic<int64_t> next{0};
   };
@@ -127,6 +143,8 @@ class Program {
   void need(int buffer, Rows rows, int64_t dim) const;
   void check(const StepView& step) const;
   void plan(const StepView& step);
+  void plan_adapters(const StepView& step, const int32_t* adapters);
+  void execute_lora(size_t index, const std::vector<AdapterRun>& runs);
   void execute(size_t index, const StepView& step, int thread);
   int64_t count(Rows rows, const StepView& step) const { return rows == Rows::TOKENS ? step.tokens : step.logit_rows; }
   template <class F> void each_row(size_t index, int64_t rows, int64_t grain, F&& body);
@@ -139,7 +157,10 @@ class Program {
   int32_t heads_ = 0;
   std::vector<Buffer> buffers_;
   std::vector<Call> calls_;
-  std::vector<int> dirty_reads_, dirty_writes_;  // since the last barrier, while recording
+  struct Dirty {
+    std::vector<int> reads, writes;
+  };
+  Dirty dirty_, plain_dirty_;  // since the last barrier, while recording; without what adapters do
   std::unique_ptr<Counter[]> counters_;
   size_t num_counters_ = 0;
   std::unique_ptr<std::atomic<int32_t>[]> heads_done_;  // a row
@@ -147,6 +168,9 @@ class Program {
   std::vector<MergeTask> merge_tasks_;
   std::unique_ptr<Memory> partials_;
   std::vector<int32_t> row_sequence_;
+  std::vector<std::vector<LowRank>> lora_layers_;
+  std::vector<std::pair<std::pair<Rows, int64_t>, int>> lora_buffers_;  // of rows and rank
+  std::vector<AdapterRun> adapter_runs_, adapter_logit_runs_;
   std::vector<Memory> scratch_;  // one a thread
   std::vector<ExpertLayer> expert_layers_;
   std::vector<ExpertWorks> expert_works_;

@@ -10,6 +10,7 @@ import pytest
 from command_line import Run
 from rich.console import Console
 
+from hf_folders import write_folder
 from tokentrail.checkpoints import Checkpoint
 from tokentrail.cli.inspect.facts import facts, part_of
 from tokentrail.cli.inspect.machine import machine_facts
@@ -94,6 +95,8 @@ def test_a_person_sees(demo_checkpoint: Checkpoint) -> None:
         result |= machine_facts(demo_checkpoint, config, measure=True, free=8 << 30)
     result["path"] = "model.gguf"
     result["machine"]["isa"] = "avx512"
+    result["memory"]["buffers"] = 34 << 20  # which numerics change now and then
+    result["machine"]["as_served"]["total_bytes"] = 2 << 30
     result["tokens"] = split(tokenizer, "我喜欢编程 and\nRust")
     result["rendered_template"] = "<|im_start|>user\nHello"
     snapshot = SNAPSHOTS / "inspect.txt"
@@ -176,3 +179,17 @@ def test_tokens_of_one_character_stand_together(run: Run) -> None:
     assert groups(b"\xe6\x88", b"\x91\xe6", b"\x88\x91") == [3]
     assert groups(b"\xe6", b"x") == [1, 1]
     assert groups(b"x", b"\xe6", b"\x88") == [1, 1, 1]
+
+
+def test_a_folder_of_hugging_face(run: Run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny")
+    result = json.loads(run("inspect", str(folder), "--json", "--no-measure").out)
+    assert result["architecture"] == "llama"
+    assert result["file_bytes"] > result["tensor_bytes"] == 4 * result["parameters"]
+    assert result["memory"]["weights"] >= result["tensor_bytes"]
+    assert list(result["eos_token_ids"]) == ["2"]
+    shown = run("inspect", str(folder), "--no-measure").out
+    assert "tiny" in shown
+    outcome = run("inspect", str(folder), "--no-measure", "--tokens", "hello")
+    assert outcome.code == 1
+    assert "token" in outcome.err

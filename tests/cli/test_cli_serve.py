@@ -208,3 +208,13 @@ def test_spreading_leaves_other_arguments_alone() -> None:
         "-t",
         "2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [(["polite"], "NAME=PATH"), (["=x"], "NAME=PATH"), (["a=x", "a=y"], "twice")]
+)
+def test_adapters_are_named(run: Run, values: list[str], words: str) -> None:
+    outcome = run("serve", *(part for value in values for part in ("--lora", value)))
+    assert outcome.code == 2
+    assert words in outcome.err
+    assert "--lora" in outcome.err

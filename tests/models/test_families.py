@@ -18,6 +18,9 @@ from model_harness import Model, assert_relative
 import hf_folders
 from random_models import F32
 from tokentrail.checkpoints import Checkpoint, dequantize, open_checkpoint
+from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.estimate import estimate_memory
+from tokentrail.models import load_model
 from tokentrail.ops.native import NativeBackend, available_isas
 from tokentrail.ops.reference import ReferenceBackend
 
@@ -182,3 +185,20 @@ def test_transformers_itself(
     assert_relative(golden[name], expected, 1e-5)
     model = Model(open_checkpoint(tmp_path / "theirs"), backend, context=case.context)
     assert_relative(model.at_once(case.tokens()), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_is_as_estimated(
+    name: str, saved: dict[str, Any], backend: NativeBackend, tmp_path: Path
+) -> None:
+    """Weights exactly; buffers but for the sampler's, which the program does not count among its own."""
+    checkpoint = opened(saved[name], tmp_path)
+    settings = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
+    estimate = estimate_memory(checkpoint, backend, settings, free=1 << 30)
+    model = load_model(checkpoint, backend)
+    assert estimate.weights == model.weight_bytes
+    vocab = checkpoint.config.vocab_size
+    executable = backend.compile(model.program, estimate.models[0].kv, estimate.limits, vocab)
+    zero = np.zeros(1, np.int32)
+    executable.forward(zero, zero, np.array([0, 1], np.int32), zero[None], zero)
+    assert executable.nbytes <= estimate.buffers <= executable.nbytes + backend.threads * 48 * (vocab + 256)

@@ -128,18 +128,20 @@ class Desk:
         limits = [resolve_max_tokens(request, ids, context) for ids in prepared.token_ids]
         for limit in limits:
             request.sampling.replace(max_tokens=max(1, limit)).validate()
-        return Admission(self, request, prepared, limits, info.fingerprint)
+        return Admission(self, request, prepared, limits, info)
 
 
 class Admission:
     """An admitted request."""
 
     def __init__(
-        self, desk: Desk, request: AnswerRequest, prepared: Prepared, limits: Sequence[int], fingerprint: str
+        self, desk: Desk, request: AnswerRequest, prepared: Prepared, limits: Sequence[int], info: EngineInfo
     ) -> None:
         received = time.time() if request.received is None else request.received
         sampling = request.sampling
         self.request = request
+        self.adapter = request.model if request.model in {one.name for one in info.adapters} else ""
+        self.fingerprint = info.fingerprint_with(self.adapter)
         self.seed = desk.draw_seed() if sampling.seed is None else sampling.seed
         self.prompt_token_ids = prepared.token_ids
         self.prompt_texts = prepared.texts
@@ -159,7 +161,7 @@ class Admission:
             tokenize_seconds=prepared.tokenize_seconds,
         )
         self.journey.seed = self.seed
-        self.journey.fingerprint = fingerprint
+        self.journey.fingerprint = self.fingerprint
         self.journey.token_text = desk.texts.text
         self._metrics = desk.metrics
         self._first_token: float | None = None
@@ -192,6 +194,7 @@ class Admission:
             priority=request.priority,
             tenant=request.tenant,
             salt=request.salt,
+            adapter=self.adapter,
             deadline=request.deadline,
             grammar=self._grammar,
             arrival=self.journey.received,

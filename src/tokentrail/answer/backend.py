@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
 
-from tokentrail.answer.types import AnswerRequest, CallPiece, Choice, Chunk, ModelCard, Usage
+from tokentrail.answer.types import AnswerRequest, CallPiece, Choice, Chunk, ModelCard, Prompt, Usage
 
 
 class Answer(Protocol):
@@ -54,6 +54,21 @@ class Backend(Protocol):
         ...
 
     def models(self) -> list[ModelCard]: ...
+
+    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt: those that a request with it would be answered for. Safe in another thread.
+
+        `add_special_tokens` False: a text without the token that begins the model's texts. Raises `InvalidRequest`.
+        """
+        ...
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Their text, special tokens included. Raises `InvalidRequest` for what is no token id."""
+        ...
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """`bos_token` and `eos_token` (texts or None), and `chat_template`."""
+        ...
 
     async def open(self, request: AnswerRequest) -> Answer:
         """Check and admit `request`. Raises `InvalidRequest` and its kin; nothing runs then."""

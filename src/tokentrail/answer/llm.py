@@ -114,14 +114,15 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one prompt or several, each with its own parameters if several are given.
 
-        `use_tqdm` (vLLM's name): show a progress bar for several prompts on a terminal. Raises
-        `InvalidRequest` before anything is computed.
+        `lora`: name of the adapter to answer with, one of those in `LLM(lora={name: path})`. `use_tqdm` (vLLM's name):
+        show a progress bar for several prompts on a terminal. Raises `InvalidRequest` before anything is computed.
         """
-        return self._run([_prompt(one) for one in _several(prompts)], sampling_params, use_tqdm)
+        return self._run([_prompt(one) for one in _several(prompts)], sampling_params, use_tqdm, lora)
 
     def chat(
         self,
@@ -132,13 +133,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the model's chat template.
 
         `tools`: functions that the model may call, as OpenAI's API describes them; a call stands in the answer's text
         as the model writes it. `continue_final_message`: the last message is the answer's beginning; set
-        `add_generation_prompt` to False with it.
+        `add_generation_prompt` to False with it. `lora` as in `generate`.
         """
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
@@ -153,7 +155,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._run(prompts, sampling_params, use_tqdm, lora)
 
     def journey(self, request_id: str) -> JourneyView | None:
         """What happened to one of the last 1,000 requests; `journey.render.render` draws it."""
@@ -186,7 +188,11 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
+        lora: str | None,
     ) -> list[RequestOutput]:
+        if lora is not None and all(one.name != lora for one in self._engine.info.adapters):
+            known = ", ".join(one.name for one in self._engine.info.adapters) or "none"
+            raise InvalidRequest(f"lora: {lora!r} is not loaded; there is: {known}.", param="lora")
         if sampling is None:
             sampling = self.get_default_sampling_params()
         if isinstance(sampling, SamplingParams):
@@ -196,20 +202,20 @@ class LLM:
         admissions: list[Admission] = []
         try:
             for prompt, parameters in zip(prompts, sampling, strict=True):
-                admissions.append(self._admit(prompt, parameters))
+                admissions.append(self._admit(prompt, parameters, lora or self._name))
             chunks = self._compute(admissions, progress and len(prompts) > 1)
         finally:
             for admission in admissions:
                 admission.end("abort")  # if it has not ended otherwise
         return [_output(admission, chunks) for admission in admissions]
 
-    def _admit(self, prompt: Prompt, sampling: SamplingParams) -> Admission:
+    def _admit(self, prompt: Prompt, sampling: SamplingParams, model: str) -> Admission:
         info = self._engine.info
         request = AnswerRequest(
             id=f"llm-{uuid.uuid4().hex}",
             prompts=[prompt],
             sampling=sampling,
-            model=self._name,
+            model=model,
             endpoint="LLM",
         )
         self._desk.check(request, info)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokentrail.answer.admission import Admission, AnswerSequence, Desk
 from tokentrail.answer.parts import TextParts, load_text_parts
-from tokentrail.answer.prompts import size
-from tokentrail.answer.types import AnswerRequest, Chunk, ModelCard
+from tokentrail.answer.prompts import check_length, check_token_id, prepare, size
+from tokentrail.answer.types import AnswerRequest, Chunk, ModelCard, Prompt, TextPrompt
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -77,6 +77,22 @@ class LocalBackend:
             ModelCard(id=name, created=created, max_model_len=engine.info.max_model_len, root=parts.name)
             for name in names or (parts.name,)
         ]
+        base = self._cards[0].id
+        for adapter in engine.info.adapters:
+            if any(card.id == adapter.name for card in self._cards):
+                raise InvalidRequest(
+                    f"--lora {adapter.name}: this is already the name of a model; choose another.",
+                    param="lora",
+                )
+            self._cards.append(
+                ModelCard(
+                    id=adapter.name,
+                    created=created,
+                    max_model_len=engine.info.max_model_len,
+                    root=adapter.path,
+                    parent=base,
+                )
+            )
         self.metrics.before_scrape.append(self._refresh_metrics)
         engine.add_step_listener(self.journeys.on_step)
         engine.add_restart_listener(self.journeys.on_restart)
@@ -87,6 +103,33 @@ class LocalBackend:
 
     def models(self) -> list[ModelCard]:
         return self._cards
+
+    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        tokenizer = self.desk.parts.tokenizer
+        if isinstance(prompt, TextPrompt) and not add_special_tokens:
+            check_length(prompt.text, "prompt", tokenizer, self.engine.info.max_model_len)
+            return tokenizer.encode(prompt.text, add_special_tokens=False)
+        parts = self.desk.parts
+        return prepare([prompt], tokenizer, parts.template, self.engine.info.max_model_len).token_ids[0]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        tokenizer = self.desk.parts.tokenizer
+        for id in ids:
+            check_token_id(id, tokenizer, "tokens")
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        tokenizer, template = self.desk.parts.tokenizer, self.desk.parts.template
+
+        def text(id: int | None) -> str | None:
+            return None if id is None else tokenizer.id_to_token(id)
+
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "bos_token": text(tokenizer.bos_token_id),
+            "eos_token": text(next(iter(self.engine.info.eos_token_ids), None)),
+            "chat_template": template.source,
+        }
 
     async def open(self, request: AnswerRequest) -> LocalAnswer:
         if request.received is None:
@@ -126,7 +169,7 @@ class LocalAnswer:
         self.model = admission.request.model
         self.created = int(admission.journey.received)
         self.seed = admission.seed
-        self.fingerprint = engine.info.fingerprint
+        self.fingerprint = admission.fingerprint
         self.prompt_token_ids = admission.prompt_token_ids
         self.usage = admission.usage
         self.num_choices = len(admission.sequences)

@@ -62,23 +62,11 @@ def prepare(
             text = prompt.text
         else:
             for id in prompt.token_ids:
-                if not 0 <= id < tokenizer.vocab_size:
-                    raise InvalidRequest(
-                        f"prompt: {id} is not a token id; the vocabulary has {tokenizer.vocab_size} tokens.",
-                        param="prompt",
-                    )
+                check_token_id(id, tokenizer, "prompt")
             prepared.token_ids.append(list(prompt.token_ids))
             prepared.texts.append(None)
             continue
-        # Looking for the longest token takes a moment, too.
-        if len(text) > _SOON_COUNTED and len(text) > context * tokenizer.longest_token:
-            field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {context} tokens. However, your {field} resulted in "
-                f"{len(text)} characters, more than {context} tokens can hold. Please reduce the length of "
-                f"the {field}.",
-                param=field,
-            )
+        check_length(text, "messages" if isinstance(prompt, ChatPrompt) else "prompt", tokenizer, context)
         start = time.perf_counter()
         # A template writes the tokens that begin a conversation itself.
         ids = tokenizer.encode(text, add_special_tokens=not isinstance(prompt, ChatPrompt))
@@ -86,6 +74,25 @@ def prepare(
         prepared.token_ids.append(ids)
         prepared.texts.append(text)
     return prepared
+
+
+def check_token_id(id: int, tokenizer: Tokenizer, field: str) -> None:
+    if not 0 <= id < tokenizer.vocab_size:
+        raise InvalidRequest(
+            f"{field}: {id} is not a token id; the vocabulary has {tokenizer.vocab_size} tokens.", param=field
+        )
+
+
+def check_length(text: str, field: str, tokenizer: Tokenizer, context: int) -> None:
+    """Refuse a text too long for `context` tokens, however it is cut."""
+    # Looking for the longest token takes a moment, too.
+    if len(text) > _SOON_COUNTED and len(text) > context * tokenizer.longest_token:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context} tokens. However, your {field} resulted in "
+            f"{len(text)} characters, more than {context} tokens can hold. Please reduce the length of "
+            f"the {field}.",
+            param=field,
+        )
 
 
 def size(prompts: Sequence[Prompt]) -> int:

@@ -176,4 +176,6 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     max_model_len: int
     root: str
-    """The model's name in its file."""
+    """The model's name in its file; of an adapter, its path."""
+    parent: str | None = None
+    """Of an adapter: the model that it adapts."""

@@ -13,6 +13,7 @@ from tokentrail.checkpoints.gguf_tokenizer import end_token_ids
 from tokentrail.checkpoints.hf_tokenizer import read_bpe_files, read_chat_templates, read_folder_tokenizer
 from tokentrail.checkpoints.json_file import MAX_TOKENIZER_BYTES, read_bytes
 from tokentrail.checkpoints.layout import ROPE_TENSORS
+from tokentrail.checkpoints.lora import LoraAdapter, read_lora
 from tokentrail.checkpoints.model import (
     AddedToken,
     Checkpoint,
@@ -36,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "GGUFFile",
     "GGUFTensor",
+    "LoraAdapter",
     "ModelConfig",
     "QuantizationLoss",
     "RopeConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "read_folder_tokenizer",
     "read_generation_config",
     "read_gguf",
+    "read_lora",
     "read_ranks",
     "read_sentencepiece",
 ]

@@ -83,16 +83,11 @@ def canonical_tensors(
         name = _without_prefix(tensor.name)
         if skip.fullmatch(name):
             continue
-        match = _LAYER.fullmatch(name)
-        if match:
-            found = _look_up(layer_tensors, match[2], config)
-            prefix = f"layers.{match[1]}."
-        else:
-            found, prefix = _look_up(global_tensors, name, config), ""
+        found = _find(name, config, layer_tensors, global_tensors)
         if found is None:
             problem = f"tensor {quoted(tensor.name)} has no place in a model of this architecture"
             raise file_error(path, problem, REMEDY)
-        cuts, suffix = found
+        prefix, cuts, suffix = found
         for cut in cuts:
             canonical = f"{prefix}{cut.name}{suffix}"
             if canonical in tensors:
@@ -101,6 +96,28 @@ def canonical_tensors(
             tensors[canonical] = cut_tensor(path, tensor, cut, canonical)
             names[canonical] = tensor.name
     return tensors, names
+
+
+def cuts_of(
+    name: str, config: ModelConfig, layer_tensors: Table, global_tensors: Table = GLOBAL_TENSORS
+) -> list[tuple[str, Cut]] | None:
+    """Which canonical matrices a stored one holds, as (prefix of the name, cut): for what is stored beside a model,
+    such as adapters. None: it is in no table.
+    """
+    found = _find(_without_prefix(name), config, layer_tensors, global_tensors)
+    return None if found is None else [(found[0], cut) for cut in found[1]]
+
+
+def _find(
+    name: str, config: ModelConfig, layer_tensors: Table, global_tensors: Table
+) -> tuple[str, Sequence[Cut], str] | None:
+    """(prefix, cuts, suffix) of the canonical names of what is stored under a name without prefix."""
+    match = _LAYER.fullmatch(name)
+    if match:
+        found, prefix = _look_up(layer_tensors, match[2], config), f"layers.{match[1]}."
+    else:
+        found, prefix = _look_up(global_tensors, name, config), ""
+    return None if found is None else (prefix, *found)
 
 
 def _without_prefix(name: str) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -219,6 +219,15 @@ class EngineOptions:
             rich_help_panel=BATCHING,
         ),
     ] = True
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora",
+            metavar="NAME=PATH",
+            help="Low-rank adapter (a PEFT folder) that requests ask for by its name; repeatable.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     speculative_model: Annotated[
         str | None,
         typer.Option(
@@ -388,6 +397,7 @@ class EngineOptions:
             threads=self.threads,
             seed=self.seed,
             tensor_parallel_size=self.tensor_parallel_size,
+            lora=_adapters(self.lora or ()),
             speculative_model=draft,
             num_speculative_tokens=self.num_speculative_tokens,
         )
@@ -402,6 +412,21 @@ class EngineOptions:
 
         found = find_model(model, revision=revision, hub=self.hub, tell=note)
         return str(found.path), found.name
+
+
+def _adapters(values: Iterable[str]) -> dict[str, str]:
+    """`["name=path"]` → `{name: path}`."""
+    adapters: dict[str, str] = {}
+    for value in values:
+        name, separator, path = value.partition("=")
+        if not (separator and name.strip() and path):
+            raise typer.BadParameter(
+                f"{value!r} is not NAME=PATH, such as polite=./polite-lora", param_hint="--lora"
+            )
+        if name in adapters:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint="--lora")
+        adapters[name] = path
+    return adapters
 
 
 def _one_of(flag: str, value: object, choices: tuple[object, ...]) -> None:

@@ -65,6 +65,7 @@ class Batch:
     block_tables: I32  # [S, W], padded with 0; W covers the longest sequence of the batch
     logit_rows: I32  # [L], rows of T whose logits are needed, ascending
     sampling: SamplingRows
+    adapters: I32 | None = None  # [S], low-rank adapter of each sequence, -1: none; None: nobody has one
     top_width: int = field(init=False)  # max(sampling.num_top)
     masks_ready: Callable[[], object] | None = (
         None  # waits until sampling.masks are written: call it before sampling

@@ -38,6 +38,7 @@ class BatchBuilder:
         self._seed = np.zeros(max_running, np.uint64)
         self._choice = np.zeros(max_running, np.int32)
         self._num_top = np.zeros(max_running, np.int32)
+        self._adapter = np.full(max_running, -1, np.int32)
         self._tokens = np.zeros(max_tokens, np.int32)
         self._positions = np.zeros(max_tokens, np.int32)
         self._decoding = np.zeros((3, max_running), np.int32)
@@ -62,6 +63,7 @@ class BatchBuilder:
         self._seed[slot] = (sampling.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
         self._choice[slot] = sequence.request.choice
         self._num_top[slot] = sequence.num_top
+        self._adapter[slot] = sequence.adapter
         self._tables[slot, : self._table_lengths[slot]] = 0
         self._tables[slot, : len(sequence.blocks)] = sequence.blocks
         self._table_lengths[slot] = len(sequence.blocks)
@@ -115,6 +117,7 @@ class BatchBuilder:
             block_tables=self._gather_tables(slot_list),
             logit_rows=self._counting[:count],
             sampling=self._rows(sequences, slots, following, num_top, self._no_target[:count], masked=True),
+            adapters=self._adapters(sequences, slots),
         )
         # Penalties and biases change from step to step.
         plain = not any(sequence.penalties or sequence.biases or sequence.banned for sequence in sequences)
@@ -193,7 +196,13 @@ class BatchBuilder:
                 np.array(targets, np.int32),
                 masked=report,
             ),
+            adapters=self._adapters(sequences, slots),
         )
+
+    def _adapters(self, sequences: list[Sequence], slots: npt.NDArray[np.intp]) -> I32 | None:
+        if all(sequence.adapter < 0 for sequence in sequences):
+            return None
+        return self._adapter[slots]
 
     def _rows(
         self,

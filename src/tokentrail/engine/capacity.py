@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tokentrail.checkpoints import Checkpoint
+from tokentrail.checkpoints import Checkpoint, LoraAdapter
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.estimate import Estimate, changed, estimate_memory, formats_of, kv_layout
 from tokentrail.ops.backend import Backend, KvLayout
@@ -39,6 +39,7 @@ def plan_capacity(
     config: EngineConfig,
     *,
     draft: Checkpoint | None = None,
+    adapters: Sequence[LoraAdapter] = (),
     free: int | None = None,
 ) -> Capacity:
     """Decide the KV cache's size and the context length.
@@ -54,7 +55,7 @@ def plan_capacity(
             f"--max-model-len must be from 1 to {model.max_position} (the model's context), not {longest}.",
             param="max_model_len",
         )
-    estimate = estimate_memory(checkpoint, backend, config, draft=draft, free=free)
+    estimate = estimate_memory(checkpoint, backend, config, draft=draft, adapters=adapters, free=free)
     one_sequence = estimate.blocks_of(longest)
     all_sequences = one_sequence * config.max_num_seqs
 
@@ -74,7 +75,7 @@ def plan_capacity(
         fits = blocks * config.block_size
         if config.max_model_len is not None or fits < min(longest, SHORTEST):
             problem = _shortage(config, estimate, longest)
-            text = ", ".join(_remedies(checkpoint, backend, config, draft, estimate, longest, fits))
+            text = ", ".join(_remedies(checkpoint, backend, config, draft, adapters, estimate, longest, fits))
             raise CapacityError(
                 f"{checkpoint.path}: a context of {longest} tokens {problem}. {text[0].upper()}{text[1:]}."
             )
@@ -110,6 +111,7 @@ def _remedies(
     backend: Backend,
     config: EngineConfig,
     draft: Checkpoint | None,
+    adapters: Sequence[LoraAdapter],
     estimate: Estimate,
     context: int,
     fits: int,
@@ -121,7 +123,12 @@ def _remedies(
 
     def helps(**fields: object) -> bool:
         other = estimate_memory(
-            checkpoint, backend, changed(config, **fields), draft=draft, free=estimate.free
+            checkpoint,
+            backend,
+            changed(config, **fields),
+            draft=draft,
+            adapters=adapters,
+            free=estimate.free,
         )
         cache = other.cache_bytes(context)
         return cache <= given if given is not None else other.fixed + cache <= other.usable

@@ -42,6 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: see `ops.native.default_threads`."""
     seed: int = 0
     tensor_parallel_size: int = 1
+    lora: dict[str, str] = {}
+    """Low-rank adapters by the name that requests ask for them with: paths of PEFT folders."""
     speculative_model: str | None = None
     """Who drafts tokens that a step then verifies: `ngram` (what followed the same words earlier in the text), or the
     path of a smaller model with the same tokenizer. None: nobody. Changes no byte of any answer.

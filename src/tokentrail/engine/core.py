@@ -69,6 +69,7 @@ class EngineCore:
         self._clock = clock
         self._max_waiting = config.max_waiting
         self._eos_ids = frozenset(info.eos_token_ids)
+        self._adapters = {adapter.name: number for number, adapter in enumerate(info.adapters)}
         self.pool = BlockPool(info.num_blocks)
         self.cache = PrefixCache(self.pool, info.block_size, enabled=config.enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -122,6 +123,10 @@ class EngineCore:
             return Rejected(
                 request.id, f"A request with id {request.id} is already in the engine.", "duplicate_id"
             )
+        if request.adapter and request.adapter not in self._adapters:
+            return Rejected(
+                request.id, f"The adapter {request.adapter!r} is not loaded; see --lora.", "unknown_adapter"
+            )
         try:
             check_request(request, info.vocab_size, info.max_model_len)
         except InvalidRequest as error:
@@ -139,6 +144,7 @@ class EngineCore:
         sequence = Sequence(
             request, self._serial, request.arrival or self._clock(), info.max_model_len, self._eos_ids
         )
+        sequence.adapter = self._adapters.get(request.adapter, -1)
         if not scheduler.fits(sequence):
             new = sequence.max_total - sequence.prompt_len
             return Rejected(

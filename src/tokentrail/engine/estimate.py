@@ -8,12 +8,12 @@ memory yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from tokentrail.checkpoints import Checkpoint, ModelConfig
+from tokentrail.checkpoints import Checkpoint, LoraAdapter, ModelConfig
 from tokentrail.checkpoints.ggml_types import GGML_TYPES
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import describe_model
@@ -126,6 +126,7 @@ def estimate_memory(
     config: EngineConfig,
     *,
     draft: Checkpoint | None = None,
+    adapters: Sequence[LoraAdapter] = (),
     free: int | None = None,
 ) -> Estimate:
     """Of `free` bytes; None: what this process may still take of the machine.
@@ -133,12 +134,22 @@ def estimate_memory(
     Raises `ModelFileError` when the model is of no known family or lacks a tensor.
     """
     limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, logit_rows(config))
-    models = tuple(_footprint(one, backend, config, limits) for one in (checkpoint, draft) if one is not None)
-    return Estimate(models, limits, available_memory() if free is None else free, config.memory_utilization)
+    models = [_footprint(checkpoint, backend, config, limits, adapters)]
+    if draft is not None:
+        models.append(_footprint(draft, backend, config, limits, ()))
+    return Estimate(
+        tuple(models), limits, available_memory() if free is None else free, config.memory_utilization
+    )
 
 
-def _footprint(checkpoint: Checkpoint, backend: Backend, config: EngineConfig, limits: Limits) -> Footprint:
-    model = describe_model(checkpoint, backend, activation_dtype=config.activation_dtype)
+def _footprint(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    config: EngineConfig,
+    limits: Limits,
+    adapters: Sequence[LoraAdapter],
+) -> Footprint:
+    model = describe_model(checkpoint, backend, activation_dtype=config.activation_dtype, adapters=adapters)
     kv = kv_layout(checkpoint.config, config, 1)
     buffers = backend.buffer_bytes(model.program, kv, limits, checkpoint.config.vocab_size)
     return Footprint(model.program, model.weight_bytes, buffers, kv)

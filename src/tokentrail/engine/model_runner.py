@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokentrail.checkpoints import Checkpoint, open_checkpoint
+from tokentrail.checkpoints import Checkpoint, LoraAdapter, open_checkpoint, read_lora
 from tokentrail.engine.batch import Batch, SampledRows
 from tokentrail.engine.capacity import Capacity, plan_capacity
 from tokentrail.engine.config import EngineConfig
@@ -16,7 +17,7 @@ from tokentrail.engine.speculation import is_ngram
 from tokentrail.models import LoadedModel, load_model
 from tokentrail.ops.backend import KV_DTYPES, Executable, Limits
 from tokentrail.ops.native import NativeBackend, NativeExecutable, native_digest
-from tokentrail.protocol import EngineInfo, InvalidRequest, ModelFileError
+from tokentrail.protocol import AdapterInfo, EngineInfo, InvalidRequest, ModelFileError
 
 if TYPE_CHECKING:
     from tokentrail.text.tokenizer import Tokenizer
@@ -38,7 +39,8 @@ class ModelRunner:
         _check_model(checkpoint)
         draft = open_draft(config, checkpoint)
         backend = open_backend(config)
-        plan = plan_capacity(checkpoint, backend, config, draft=draft)
+        adapters = open_adapters(config, checkpoint)
+        plan = plan_capacity(checkpoint, backend, config, draft=draft, adapters=adapters)
         total = checkpoint.nbytes + (0 if draft is None else draft.nbytes)
         part = _part_of(progress, 0, total)
         model = load_model(
@@ -46,6 +48,7 @@ class ModelRunner:
             backend,
             activation_dtype=config.activation_dtype,
             context=plan.max_model_len,
+            adapters=adapters,
             progress=part,
         )
         self.max_logit_rows = plan.max_logit_rows
@@ -60,6 +63,7 @@ class ModelRunner:
             self.draft = _DraftModel(draft, backend, config, plan, limits, part)
             weight_bytes += self.draft.weight_bytes
             kv_bytes += plan.draft_kv.bytes_per_token
+        fingerprint = _fingerprint(checkpoint, model, backend.isa, plan.kv.dtype, config.activation_dtype)
         self.info = EngineInfo(
             architecture=checkpoint.config.architecture,
             num_parameters=model.num_parameters,
@@ -71,7 +75,16 @@ class ModelRunner:
             kv_bytes_per_token=kv_bytes,
             weight_bytes=weight_bytes,
             eos_token_ids=list(checkpoint.eos_token_ids),
-            fingerprint=_fingerprint(checkpoint, model, backend.isa, plan.kv.dtype, config.activation_dtype),
+            fingerprint=fingerprint,
+            adapters=[
+                AdapterInfo(
+                    name=adapter.name,
+                    path=str(adapter.path),
+                    rank=adapter.rank,
+                    fingerprint=_digest(fingerprint, adapter.fingerprint),
+                )
+                for adapter in adapters
+            ],
             isa=backend.isa,
             threads=backend.threads,
             max_num_seqs=config.max_num_seqs,
@@ -87,7 +100,7 @@ class ModelRunner:
         return self._executable
 
     def execute(self, batch: Batch) -> SampledRows:
-        return _execute(self._executable, batch)
+        return _execute(self._executable, batch, adapted=True)
 
     def tokenizer(self) -> Tokenizer:
         """Made anew, from the checkpoint."""
@@ -134,13 +147,18 @@ class _DraftModel:
         )
 
     def execute(self, batch: Batch) -> SampledRows:
-        return _execute(self._executable, batch)
+        return _execute(self._executable, batch, adapted=False)  # it drafts for all alike
 
 
-def _execute(executable: Executable, batch: Batch) -> SampledRows:
+def _execute(executable: Executable, batch: Batch, *, adapted: bool) -> SampledRows:
     started = time.perf_counter()
     logits = executable.forward(
-        batch.tokens, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
+        batch.tokens,
+        batch.positions,
+        batch.row_starts,
+        batch.block_tables,
+        batch.logit_rows,
+        batch.adapters if adapted else None,
     )
     if batch.masks_ready is not None:
         batch.masks_ready()
@@ -156,6 +174,11 @@ def _execute(executable: Executable, batch: Batch) -> SampledRows:
         sample_seconds=time.perf_counter() - forwarded,
         forwarded_at=wall,
     )
+
+
+def open_adapters(config: EngineConfig, checkpoint: Checkpoint) -> list[LoraAdapter]:
+    """The low-rank adapters that the configuration names, each checked against the model."""
+    return [read_lora(name, Path(path), checkpoint) for name, path in config.lora.items()]
 
 
 def open_draft(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -227,4 +250,8 @@ def _fingerprint(
     rope = repr(model.rope)  # some kinds depend on the longest context served
     numerics = (str(NUMERICS_VERSION), native_digest(), isa, rope)
     parts = (checkpoint.fingerprint, *numerics, kv_dtype, activation_dtype)
+    return _digest(*parts)
+
+
+def _digest(*parts: str) -> str:
     return "tt-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

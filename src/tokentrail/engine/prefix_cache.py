@@ -18,7 +18,7 @@ are not compared.
 class PrefixCache:
     """Finds and remembers full blocks of `block_size` tokens by hash(key, hash of the block before, tokens).
 
-    The chain begins with the request's salt, so requests of different salts share nothing.
+    The chain begins with the request's salt and adapter, so requests of different ones share nothing.
 
     At most the blocks before the last token are matched, so that there is always a token left to compute,
     whose logits start the answer. A prompt that is cached to its last token therefore recomputes its last
@@ -79,11 +79,17 @@ class PrefixCache:
         if have < count:
             width = self._block_size * sequence.tokens.itemsize
             tokens = sequence.tokens[have * self._block_size : count * self._block_size].tobytes()
-            parent = keys[-1] if keys else self._hash(sequence.salt.encode(), b"salt")
+            parent = keys[-1] if keys else self._root(sequence)
             for at in range(count - have):
                 parent = self._hash(parent + tokens[at * width : (at + 1) * width], b"block")
                 keys.append(parent)
         return keys
+
+    def _root(self, sequence: Sequence) -> bytes:
+        """Where the chain begins: adapters change keys and values, so those of one are of no use to another."""
+        root = self._hash(sequence.salt.encode(), b"salt")
+        adapter = sequence.request.adapter
+        return self._hash(root + adapter.encode(), b"adapter") if adapter else root
 
     def _hash(self, content: bytes, kind: bytes) -> bytes:
         return blake2b(content, digest_size=_DIGEST, key=self._key, person=kind).digest()

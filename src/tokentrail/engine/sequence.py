@@ -36,6 +36,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "ban_below",
         "banned",
         "biases",
@@ -80,6 +81,8 @@ class Sequence:
         self.request = request
         self.id = request.id
         self.salt = request.salt
+        self.adapter = -1
+        """Number of the low-rank adapter among those of the runner; -1: none."""
         self.rank: Rank = (request.priority, arrival, serial)
         """Lower goes first, in admission and in the fight for blocks. Total, so that nobody starves in a
         priority.

@@ -5,7 +5,7 @@ The only module that knows both the formats of checkpoints and the layouts of op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, dropwhile
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, ModelConfig, Tensor, dequantize
+from tokentrail.checkpoints import ROPE_TENSORS, Checkpoint, LoraAdapter, ModelConfig, Tensor, dequantize
 from tokentrail.models import gemma, gemma1, glm4, gpt_oss, llama, mixtral, qwen3
 from tokentrail.models.rope import RopeAngles, rope_angles
-from tokentrail.models.weights import Weights
+from tokentrail.models.weights import Adapters, Weights
 from tokentrail.ops.backend import Backend, Stored
-from tokentrail.ops.program import Program, Recorder, Value
+from tokentrail.ops.program import LowRank, Program, Recorder, Value
 from tokentrail.protocol import ModelFileError
 
 Forward = Callable[[Recorder, ModelConfig, Weights, RopeAngles], Value]
@@ -72,6 +72,7 @@ def load_model(
     *,
     activation_dtype: str = "auto",
     context: int | None = None,
+    adapters: Sequence[LoraAdapter] = (),
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Pack the checkpoint's weights and record its family's forward pass.
@@ -79,25 +80,32 @@ def load_model(
     `context` is the longest that will be served, by which some kinds of RoPE are chosen; None: the model's own.
     Raises `ModelFileError` when the architecture is not known, or a tensor is missing.
     """
-    source = _Source(checkpoint, backend, activation_dtype, progress)
+    source = _Source(checkpoint, backend, activation_dtype, progress, adapters)
     return _record(checkpoint, backend, source, context)
 
 
 def describe_model(
-    checkpoint: Checkpoint, backend: Backend, *, activation_dtype: str = "auto", context: int | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    *,
+    activation_dtype: str = "auto",
+    context: int | None = None,
+    adapters: Sequence[LoraAdapter] = (),
 ) -> LoadedModel:
     """The model as `load_model` would load it, from shapes alone: its program holds a `MatrixShape` for each matrix,
     and zeros for each vector. No tensor is read but the rotary factors.
     """
-    return _record(checkpoint, backend, _Shapes(checkpoint, backend, activation_dtype, None), context)
+    source = _Shapes(checkpoint, backend, activation_dtype, None, adapters)
+    return _record(checkpoint, backend, source, context)
 
 
 def _record(checkpoint: Checkpoint, backend: Backend, source: _Source, context: int | None) -> LoadedModel:
     forward = _forward_of(checkpoint)
     rope = _rope(checkpoint, backend, checkpoint.config.max_position if context is None else context)
     recorder = Recorder()
-    weights = Weights(source.matrix, source.vector, source.bias, source.columns)
+    weights = Weights(source.matrix, source.vector, source.bias, source.columns, source.adapters)
     logits = forward(recorder, checkpoint.config, weights, rope)
+    source.check_adapters()
     parameters = sum(
         int(np.prod(t.shape)) for name, t in checkpoint.tensors.items() if name not in ROPE_TENSORS
     )
@@ -150,8 +158,15 @@ class _Source:
     """Packs each matrix once, when the recorded pass first names it: so memory order is reading order."""
 
     def __init__(
-        self, checkpoint: Checkpoint, backend: Backend, activation_dtype: str, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        activation_dtype: str,
+        progress: Progress | None,
+        adapters: Sequence[LoraAdapter],
     ) -> None:
+        self._adapters = adapters
+        self._adapted: set[str] = set()
         self._checkpoint, self._backend, self._progress = checkpoint, backend, progress
         self._formats = activation_formats(checkpoint, backend, activation_dtype)
         self._matrices: dict[str, Any] = {}
@@ -193,6 +208,32 @@ class _Source:
             data = _floats(tensor).view(np.uint8)
         n, k = tensor.shape
         return format, data, n, k
+
+    def adapters(self, name: str) -> Adapters:
+        """What each adapter adds to a linear layer."""
+        modules = [adapter.modules.get(name) for adapter in self._adapters]
+        if not any(modules):
+            return ()
+        self._adapted.add(name)
+        return tuple(
+            None if m is None else LowRank(self._low_rank(m.a), self._low_rank(m.b), m.scale) for m in modules
+        )
+
+    def _low_rank(self, tensor: Tensor) -> Any:
+        packed = self._backend.matrix(tensor.format, tensor.data, *tensor.shape)
+        tensor.release()
+        self.nbytes += packed.nbytes
+        return packed
+
+    def check_adapters(self) -> None:
+        """Raise for an adapter of a layer that the forward pass does not have."""
+        for adapter in self._adapters:
+            for name in adapter.modules:
+                if name not in self._adapted:
+                    family = self._checkpoint.config.architecture
+                    raise ModelFileError(
+                        f"{adapter.path}: adapts {name!r}, which {family} models do not compute"
+                    )
 
     def bias(self, name: str) -> npt.NDArray[np.float32] | None:
         return self.vector(name) if name in self._checkpoint.tensors else None
@@ -242,6 +283,11 @@ class _Shapes(_Source):
             self._matrices[name] = shape
             self.nbytes += shape.nbytes
         return self._matrices[name]
+
+    def _low_rank(self, tensor: Tensor) -> Any:
+        shape = self._backend.matrix_shape(tensor.format, *tensor.shape)
+        self.nbytes += shape.nbytes
+        return shape
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         vector = np.zeros(self._tensor(name).shape, np.float32)

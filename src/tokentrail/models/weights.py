@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.ops.program import Linear
+from tokentrail.ops.program import Linear, LowRank
+
+Adapters = tuple[LowRank | None, ...]
 
 
 class Weights:
@@ -16,7 +18,8 @@ class Weights:
 
     `matrix_of`, `vector_of` and `bias_of` map a full canonical name to a backend matrix, a float32 vector, and a
     float32 vector or None where the checkpoint has none; `columns_of` that of a matrix to the order of its columns, or
-    None where they are in order. The first two raise for a name that the checkpoint lacks.
+    None where they are in order; `adapters_of` that of a linear layer to what adapters add to it. The first two raise
+    for a name that the checkpoint lacks.
     """
 
     def __init__(
@@ -25,13 +28,15 @@ class Weights:
         vector_of: Callable[[str], npt.NDArray[np.float32]],
         bias_of: Callable[[str], npt.NDArray[np.float32] | None],
         columns_of: Callable[[str], npt.NDArray[np.int32] | None] = lambda name: None,
+        adapters_of: Callable[[str], Adapters] = lambda name: (),
         prefix: str = "",
     ) -> None:
         self._matrix_of, self._vector_of, self._bias_of = matrix_of, vector_of, bias_of
-        self._columns_of, self._prefix = columns_of, prefix
+        self._columns_of, self._adapters_of, self._prefix = columns_of, adapters_of, prefix
 
     def layer(self, index: int) -> Weights:
-        return Weights(self._matrix_of, self._vector_of, self._bias_of, self._columns_of, f"layers.{index}.")
+        sources = (self._matrix_of, self._vector_of, self._bias_of, self._columns_of, self._adapters_of)
+        return Weights(*sources, f"layers.{index}.")
 
     def part(self, name: str) -> Weights:
         """Those whose names begin with `name.`."""
@@ -51,4 +56,5 @@ class Weights:
 
     def linear(self, name: str) -> Linear:
         name = self._prefix + name
-        return Linear(self._matrix_of(name), self._bias_of(f"{name}.bias"), self._columns_of(name))
+        bias = self._bias_of(f"{name}.bias")
+        return Linear(self._matrix_of(name), bias, self._columns_of(name), self._adapters_of(name))

@@ -75,7 +75,13 @@ class Executable(Protocol):
         ...
 
     def forward(
-        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+        self,
+        tokens: I32,
+        positions: I32,
+        row_starts: I32,
+        block_tables: I32,
+        logit_rows: I32,
+        adapters: I32 | None = None,
     ) -> F32:
         """Run a step (arrays as in `engine.batch.Batch`) → logits [L, vocab], valid until the next step."""
         ...

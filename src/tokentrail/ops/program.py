@@ -31,6 +31,17 @@ OUTLIERS, FINE_OUTLIERS = 0.4, 0.15
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a linear layer: scale · b(a(x)) (LoRA: Hu et al. 2021, arXiv:2106.09685)."""
+
+    a: Any
+    """[rank, in]"""
+    b: Any
+    """[out, rank]"""
+    scale: float
+
+
+@dataclass(frozen=True)
 class Linear:
     """A linear layer: `weight` [out, in] and, where the model has one, `bias` [out].
 
@@ -40,6 +51,8 @@ class Linear:
     weight: Any
     bias: Any = None
     columns: Any = None
+    adapters: tuple[LowRank | None, ...] = ()
+    """What each adapter that is loaded adds to it; empty: none adds anything."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,11 @@ class Program:
         return self._last_uses.get(value, -1)
 
     @cached_property
+    def _adapted(self) -> dict[int, int]:
+        """From a product to the same one with what adapters add to it: who reads that, reads the product."""
+        return {c.inputs[1]: c.output for c in self.calls if c.kernel == "lora" and c.output is not None}
+
+    @cached_property
     def _last_uses(self) -> dict[int, int]:
         return {value: index for index, call in enumerate(self.calls) for value in call.inputs}
 
@@ -126,8 +144,9 @@ class Program:
         for call in self.calls:
             if call.kernel == "linear" and call.inputs == (value,):
                 assert call.output is not None
-                readers = {c.kernel for c in self.calls if call.output in c.inputs}
-                if call.output == self.logits or readers & {"rope", "kv_store", "attention", "softcap"}:
+                output = self._adapted.get(call.output, call.output)
+                readers = {c.kernel for c in self.calls if output in c.inputs}
+                if output == self.logits or readers & {"rope", "kv_store", "attention", "softcap"}:
                     return FINE_OUTLIERS
                 if "route" in readers and call.takes_integers:
                     return FINE_OUTLIERS
@@ -161,11 +180,15 @@ class Recorder:
         )
 
     def linear(self, x: Value, layer: Linear, *, residual: Value | None = None) -> Value:
-        """x Wᵀ (+ bias) (+ residual)."""
-        if layer.columns is not None:
-            x = self.gather_columns(x, layer.columns)
-        inputs = (x,) if residual is None else (x, residual)
-        return self._record("linear", inputs, x.rows, layer.weight.n, (layer.weight, layer.bias))
+        """x Wᵀ (+ bias) (+ residual), and what adapters add to it."""
+        ordered = x if layer.columns is None else self.gather_columns(x, layer.columns)
+        inputs = (ordered,) if residual is None else (ordered, residual)
+        y = self._record("linear", inputs, x.rows, layer.weight.n, (layer.weight, layer.bias))
+        return self.lora(x, y, layer.adapters) if any(layer.adapters) else y
+
+    def lora(self, x: Value, y: Value, adapters: tuple[LowRank | None, ...]) -> Value:
+        """y + scale · (x Aᵀ) Bᵀ, with `adapters`[i] for the rows of sequences that have adapter i; y for the others."""
+        return self._record("lora", (x, y), y.rows, y.dim, adapters)
 
     def gather_columns(self, x: Value, columns: Any) -> Value:
         """x[:, columns], for a permutation `columns` [dim] (int32). Recorded once for equal permutations of x."""

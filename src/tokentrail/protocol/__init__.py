@@ -16,6 +16,7 @@ from tokentrail.protocol.errors import (
 from tokentrail.protocol.events import ScheduledSequence, StepRecord
 from tokentrail.protocol.messages import (
     Abort,
+    AdapterInfo,
     Delta,
     EngineInfo,
     EngineMessage,
@@ -37,6 +38,7 @@ from tokentrail.protocol.sampling import DEFAULTED, SamplingDefaults, SamplingPa
 __all__ = [
     "DEFAULTED",
     "Abort",
+    "AdapterInfo",
     "CapacityError",
     "ContextLengthExceeded",
     "Delta",

@@ -50,6 +50,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     weight: float = 1.0
     salt: str = ""
     """Prefix-cache salt: only requests with the same salt share blocks."""
+    adapter: str = ""
+    """Name of the low-rank adapter to answer with; empty: the model as it is."""
     deadline: float | None = None
     """Wall-clock second after which the sequence is aborted."""
     trace: str | None = None
@@ -138,6 +140,16 @@ class Rejected(msgspec.Struct, tag="rejected"):
     code: str = "queue_full"
 
 
+class AdapterInfo(msgspec.Struct, kw_only=True):
+    """A low-rank adapter that is loaded."""
+
+    name: str
+    path: str
+    rank: int
+    fingerprint: str
+    """`system_fingerprint` of answers made with it."""
+
+
 class EngineInfo(msgspec.Struct, kw_only=True):
     """What a started engine is: told once, when it is ready."""
 
@@ -159,10 +171,15 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     load_seconds: float = 0.0
+    adapters: list[AdapterInfo] = []
     file_bytes: int = 0
     """Of the tensors as they are stored, or quantized on loading; 0: unknown."""
     quantization_loss: dict[str, float] = {}
     """Of weights quantized on loading: relative error (|x - quantized| / |x|) by part of the model."""
+
+    def fingerprint_with(self, adapter: str) -> str:
+        """Of answers made with an adapter; with none: the model's own."""
+        return next((one.fingerprint for one in self.adapters if one.name == adapter), self.fingerprint)
 
     @property
     def loaded(self) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from tokentrail import __version__
 from tokentrail.protocol import InvalidRequest, TokentrailError
+from tokentrail.server import tokenizing
 from tokentrail.server.errors import HTTPError, on_error, on_http_exception
 from tokentrail.server.gate import Gate
 from tokentrail.server.keys import Keys
@@ -36,6 +37,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(create_router(state))
+    app.include_router(tokenizing.create_router(state))
     app.include_router(_operations(state))
     app.include_router(_journeys(state))
     app.add_exception_handler(TokentrailError, on_error)

@@ -24,16 +24,16 @@ def machine_facts(
     """As `--json` prints it, sizes in bytes. `free` defaults to what the machine has."""
     from tokentrail.engine.capacity import plan_capacity
     from tokentrail.engine.estimate import estimate_memory, formats_of
-    from tokentrail.engine.model_runner import open_backend, open_draft
+    from tokentrail.engine.model_runner import open_adapters, open_backend, open_draft
     from tokentrail.protocol import CapacityError
 
-    draft = open_draft(config, checkpoint)
+    draft, adapters = open_draft(config, checkpoint), open_adapters(config, checkpoint)
     backend = open_backend(config)
-    estimate = estimate_memory(checkpoint, backend, config, draft=draft, free=free)
+    estimate = estimate_memory(checkpoint, backend, config, draft=draft, adapters=adapters, free=free)
     longest = estimate.longest_context(checkpoint.config.max_position)
     model = estimate.models[0]
     try:
-        plan = plan_capacity(checkpoint, backend, config, draft=draft, free=estimate.free)
+        plan = plan_capacity(checkpoint, backend, config, draft=draft, adapters=adapters, free=estimate.free)
     except CapacityError as error:
         planned: dict[str, Any] = {"error": str(error)}
     else:

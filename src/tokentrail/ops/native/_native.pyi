@@ -147,6 +147,7 @@ class Program:
         block_tables: npt.NDArray[np.int32],
         logit_rows: npt.NDArray[np.int32],
         only: int = -1,
+        adapters: npt.NDArray[np.int32] | None = None,
     ) -> None: ...
     @property
     def calls(self) -> int: ...

@@ -108,14 +108,20 @@ class NativeExecutable:
         return int(self.program.nbytes)
 
     def forward(
-        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+        self,
+        tokens: I32,
+        positions: I32,
+        row_starts: I32,
+        block_tables: I32,
+        logit_rows: I32,
+        adapters: I32 | None = None,
     ) -> F32:
         step = (tokens, positions, row_starts, block_tables, logit_rows)
         if self._eager:
             for call in range(self.program.calls):
-                self.program.run(*step, only=call)
+                self.program.run(*step, only=call, adapters=adapters)
         else:
-            self.program.run(*step)
+            self.program.run(*step, adapters=adapters)
         logits: F32 = self.program.array(self._logits, len(logit_rows))
         return logits
 
@@ -156,6 +162,8 @@ class _Buffers:
     def __init__(self, limits: Limits, threads: int) -> None:
         self._limits, self._threads = limits, threads
         self._dims: list[int] = []
+        self._logits: list[bool] = []
+        self._ranks: set[tuple[bool, int]] = set()
         self._experts: set[tuple[int, ...]] = set()
         self.nbytes = 0
 
@@ -163,6 +171,7 @@ class _Buffers:
         rows = self._limits.logit_rows if logits else self._limits.tokens
         self.nbytes += int(_native.buffer_bytes(rows, dim, quantized))
         self._dims.append(dim)
+        self._logits.append(logits)
         return len(self._dims) - 1
 
     def experts(
@@ -180,6 +189,13 @@ class _Buffers:
             self.nbytes += int(_native.buffer_bytes(rows * chosen, hidden, quantized))
             scratch = _native.experts_thread_bytes(len(layers), rows, chosen, dim, integers, floats)
             self.nbytes += self._threads * int(scratch)
+
+    def lora(self, x: int, adapters: list[tuple[Any, ...] | None], out: int) -> None:
+        """Layers of one rank share the buffer between their two products."""
+        shape = (self._logits[out], max(int(adapter[0].n) for adapter in adapters if adapter))
+        if shape not in self._ranks:
+            self._ranks.add(shape)
+            self.buffer(*shape, False, 1.0)
 
     def __getattr__(self, op: str) -> Callable[..., None]:
         return lambda *arguments: None
@@ -259,6 +275,12 @@ class _Lowering:
             out = self._take_over(index, call.inputs[1], call.output) if in_place else None
             out = self._allocate(call.output) if out is None else out
             native.linear(inputs[0], call.weights[0], call.weights[1], residual, out)
+            return
+        if call.kernel == "lora":
+            out = self._take_over(index, call.inputs[1], call.output)
+            if out is None:
+                raise ValueError("adapters add to a product in place: it must not be used again without them")
+            native.lora(inputs[0], [None if w is None else (w.a, w.b, w.scale) for w in call.weights], out)
             return
         if call.kernel == "experts" and call.output in self.outlier_limits:
             raise ValueError("the output of experts cannot feed an integer product directly")

@@ -152,6 +152,7 @@ class _Step:
     row_starts: I32
     block_tables: I32
     logit_rows: I32
+    adapters: I32 | None
 
 
 class ReferenceExecutable:
@@ -169,9 +170,15 @@ class ReferenceExecutable:
         return int(self.keys.nbytes * 2)
 
     def forward(
-        self, tokens: I32, positions: I32, row_starts: I32, block_tables: I32, logit_rows: I32
+        self,
+        tokens: I32,
+        positions: I32,
+        row_starts: I32,
+        block_tables: I32,
+        logit_rows: I32,
+        adapters: I32 | None = None,
     ) -> F32:
-        step = _Step(tokens, positions, row_starts, block_tables, logit_rows)
+        step = _Step(tokens, positions, row_starts, block_tables, logit_rows, adapters)
         self.values = {}
         for call in self.program.calls:
             result = getattr(self, "_" + call.kernel)(step, call, *(self.values[i] for i in call.inputs))
@@ -208,6 +215,19 @@ class ReferenceExecutable:
     def _gather_columns(self, step: _Step, call: Call, x: F64) -> F64:
         gathered: F64 = x[:, call.weights[0]]
         return gathered
+
+    def _lora(self, step: _Step, call: Call, x: F64, y: F64) -> F64:
+        if step.adapters is None:
+            return y
+        of_row = np.repeat(step.adapters, np.diff(step.row_starts))
+        if self.program.values[call.inputs[1]].rows == "logits":
+            of_row = of_row[step.logit_rows]
+        out: F64 = y.copy()
+        for index, adapter in enumerate(call.weights):
+            rows = np.flatnonzero(of_row == index)
+            if adapter is not None and len(rows):
+                out[rows] += adapter.scale * (x[rows] @ adapter.a.values.T @ adapter.b.values.T)
+        return out
 
     def _rope_angles(self, step: _Step, call: Call) -> F64:
         angles = step.positions[:, None] * np.array(call.params["frequencies"])

@@ -166,8 +166,9 @@ class ModelBody(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tokentrail"
     root: str
+    parent: str | None = None
     max_model_len: int
-    """vLLM's."""
+    """vLLM's, as the two before."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):

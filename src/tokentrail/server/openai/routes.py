@@ -105,7 +105,13 @@ def _json(body: Any) -> Response:
 
 
 def _model(card: ModelCard) -> ModelBody:
-    return ModelBody(id=card.id, created=card.created, root=card.root, max_model_len=card.max_model_len)
+    return ModelBody(
+        id=card.id,
+        created=card.created,
+        root=card.root,
+        parent=card.parent,
+        max_model_len=card.max_model_len,
+    )
 
 
 def _json_body(model: type[GenerationRequest]) -> dict[str, Any]:
