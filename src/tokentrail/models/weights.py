@@ -35,14 +35,15 @@ class Weights:
         self._columns_of, self._adapters_of, self._prefix = columns_of, adapters_of, prefix
 
     def layer(self, index: int) -> Weights:
-        sources = (self._matrix_of, self._vector_of, self._bias_of, self._columns_of, self._adapters_of)
-        return Weights(*sources, f"layers.{index}.")
+        return self._under(f"layers.{index}.")
 
     def part(self, name: str) -> Weights:
         """Those whose names begin with `name.`."""
-        return Weights(
-            self._matrix_of, self._vector_of, self._bias_of, self._columns_of, f"{self._prefix}{name}."
-        )
+        return self._under(f"{self._prefix}{name}.")
+
+    def _under(self, prefix: str) -> Weights:
+        sources = (self._matrix_of, self._vector_of, self._bias_of, self._columns_of, self._adapters_of)
+        return Weights(*sources, prefix)
 
     def matrix(self, name: str) -> Any:
         return self._matrix_of(self._prefix + name)
