@@ -11,7 +11,9 @@ import pytest
 
 from lora_folders import random_pairs, write_adapter
 from random_models import random_checkpoint, small_config
-from tokentrail.checkpoints import Checkpoint, LoraAdapter, RopeConfig, dequantize, read_lora
+from tokentrail.checkpoints import Checkpoint, LoraAdapter, RopeConfig, Tensor, dequantize, read_lora
+from tokentrail.checkpoints.hf_tensors import Cut
+from tokentrail.checkpoints.lora import _rows
 from tokentrail.protocol import ModelFileError
 
 CONFIG = small_config()
@@ -159,3 +161,19 @@ def test_copies_of_the_models_own_head_are_passed_over(tmp_path: Path) -> None:
     assert len(adapter.modules) == len(pairs)
     with pytest.raises(ModelFileError, match="this model's has"):
         opened(write_adapter(tmp_path, pairs, tensors={name: matrix(70, 64)}))
+
+
+def test_rows_of_fused_layers() -> None:
+    """What a fused layer's B gives to each of its parts: a run, every other row, a run of each period."""
+    path, b = Path("adapter"), np.arange(24, dtype=np.float32).reshape(12, 2)
+    tensor = Tensor("b", (12, 2), "F32", b.view(np.uint8).reshape(-1))
+
+    def rows(cut: Cut, n: int) -> list[int]:
+        return (values(_rows(path, "layer", tensor, cut, n))[:, 0] / 2).astype(int).tolist()
+
+    assert rows(Cut("q", 0, 8), 8) == list(range(8))
+    assert rows(Cut("up", 1, None, 2), 6) == [1, 3, 5, 7, 9, 11]
+    assert rows(Cut("k", 2, 4, period=6), 4) == [2, 3, 8, 9]
+    for cut, n in ((Cut("q", 0, 8), 7), (Cut("q", 0, 13), 13), (Cut("q", 0, 2, period=5), 4)):
+        with pytest.raises(ModelFileError, match="another model"):
+            rows(cut, n)

@@ -226,14 +226,20 @@ def _rows(path: Path, layer: str, b: Tensor, cut: Cut, n: int) -> Tensor:
     if cut.index is not None or cut.transposed:
         raise file_error(path, f"adapts {quoted(layer)}, a stack of matrices, which cannot be", _MERGE)
     total = b.shape[0]
-    rows = range(cut.start, total if cut.stop is None else cut.stop, cut.step)
-    if rows.stop > total or len(rows) != n:
+    run = cut.period or total
+    stop = run if cut.stop is None else cut.stop
+    rows = (
+        np.arange(total).reshape(-1, run)[:, cut.start : stop : cut.step].reshape(-1)
+        if total % run == 0
+        else None
+    )
+    if rows is None or stop > run or len(rows) != n:
         problem = (
-            f"{quoted(layer)} gives {total} values, but rows {rows.start} to {rows.stop} of it should be {n} of "
-            "the model's: the adapter was made for another model"
+            f"{quoted(layer)} gives {total} values, which are not cut into {n} for {cut.name!r} of the model's: "
+            "the adapter was made for another model"
         )
         raise file_error(path, problem, REMEDY)
-    return b if len(rows) == total else _picked(b, np.arange(rows.start, rows.stop, rows.step))
+    return b if n == total else _picked(b, rows)
 
 
 def _interleaved(path: Path, b: Tensor, config: ModelConfig, part: str) -> Tensor:
