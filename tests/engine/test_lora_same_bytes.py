@@ -19,7 +19,7 @@ from lora_folders import random_pairs, write_adapter
 from random_models import checkpoint_of, random_weights, small_config
 from schedules import Answer, Arrival, arrivals, differences, engine_settings, play, shared_prefixes
 from tokentrail.checkpoints import Checkpoint
-from tokentrail.engine import model_runner
+from tokentrail.engine import opening
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.model_runner import ModelRunner
@@ -61,7 +61,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
             **values,
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model_runner, "open_checkpoint", lambda path: checkpoint)
+            patch.setattr(opening, "open_checkpoint", lambda path: checkpoint)
             return EngineCore(config, ModelRunner(config))
 
     return make
