@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from random_models import checkpoint_of, random_weights, small_config
 from schedules import Answer, Arrival, arrivals, differences, engine_settings, play, shared_prefixes
 from tokentrail.checkpoints import Checkpoint
-from tokentrail.engine import model_runner
+from tokentrail.engine import opening
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.model_runner import ModelRunner
@@ -74,7 +74,7 @@ class Machine:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TOKENTRAIL_ISA", self.isa)
-            patch.setattr(model_runner, "open_checkpoint", lambda path: self.checkpoint)
+            patch.setattr(opening, "open_checkpoint", lambda path: self.checkpoint)
             core = EngineCore(config, ModelRunner(config))
         assert core.runner.info.isa == self.isa
         most = CONTEXT * values["max_num_seqs"]  # the cache is no larger than its sequences can fill
