@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_oracle import LlamaCpp
 
+from llama_oracle import LlamaCpp
 from tokentrail.checkpoints import Checkpoint
 from tokentrail.text import Tokenizer
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_oracle import LlamaCpp
 
 from gguf_files import write_model
+from llama_oracle import LlamaCpp
 from tokentrail.checkpoints import Checkpoint, TokenizerSource, open_checkpoint
 from tokentrail.protocol import InvalidRequest, ModelFileError
 from tokentrail.text import Tokenizer, build_tokenizer
