@@ -157,7 +157,7 @@ def refusal(source: str, messages: Any = HELLO) -> str:
     start = time.thread_time()
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(source).render(messages)
-    assert time.thread_time() - start < 2
+    assert time.thread_time() - start < 10  # of what would take forever; a slow machine needs two
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     return str(caught.value)
