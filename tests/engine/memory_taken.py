@@ -35,16 +35,12 @@ def batch(sequences: int, tokens: int, blocks: int, position: int) -> Batch:
         row_starts=np.arange(0, rows + 1, tokens, dtype=np.int32),
         block_tables=np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks),
         logit_rows=wanted,
-        sampling=SamplingRows(
+        sampling=SamplingRows.greedy(
+            count,
             temperature=np.ones(count, np.float32),
             top_p=np.full(count, 0.9, np.float32),
-            min_p=np.zeros(count, np.float32),
-            top_k=np.zeros(count, np.int32),
             seed=np.arange(count, dtype=np.uint64),
-            choice=np.zeros(count, np.int32),
             position=np.full(count, position + tokens, np.int32),
-            num_top=np.zeros(count, np.int32),
-            target=np.full(count, -1, np.int32),
         ),
     )
 

@@ -39,21 +39,6 @@ def runner(model: Path) -> Iterator[ModelRunner]:
     runner.close()
 
 
-def rows(count: int, **changes: Any) -> SamplingRows:
-    plain = SamplingRows(
-        temperature=np.zeros(count, np.float32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        seed=np.zeros(count, np.uint64),
-        choice=np.zeros(count, np.int32),
-        position=np.zeros(count, np.int32),
-        num_top=np.zeros(count, np.int32),
-        target=np.full(count, -1, np.int32),
-    )
-    return replace(plain, **changes)
-
-
 def i32(values: Any) -> Any:
     return np.array(values, np.int32)
 
@@ -67,7 +52,7 @@ def batch(ids: list[int], *, start: int = 0, logits: list[int] | None = None, **
         row_starts=i32([0, len(ids)]),
         block_tables=np.arange(8, dtype=np.int32)[None],
         logit_rows=i32(logits),
-        sampling=rows(len(logits)),
+        sampling=SamplingRows.greedy(len(logits)),
     )
     return replace(plain, **changes)
 
@@ -250,7 +235,7 @@ def test_heads_that_the_kernels_cannot_run(tmp_path: Path) -> None:
 
 
 def test_a_step(runner: ModelRunner) -> None:
-    top = rows(2, num_top=i32([3, 0]))
+    top = SamplingRows.greedy(2, num_top=i32([3, 0]))
     got = runner.execute(batch([5, 6, 7], logits=[0, 2], sampling=top))
     assert got.tokens.shape == got.logprobs.shape == (2,)
     assert ((got.tokens >= 0) & (got.tokens < VOCAB)).all()
@@ -284,8 +269,10 @@ def test_chunks_and_eager_execution_change_nothing(model: Path) -> None:
 
 def test_targets_report_prompt_log_probabilities(runner: ModelRunner) -> None:
     ids = [4, 9, 2, 7]
-    greedy = runner.execute(batch(ids, logits=[0, 1, 2], sampling=rows(3, num_top=i32([VOCAB] * 3))))
-    got = runner.execute(batch(ids, logits=[0, 1, 2], sampling=rows(3, target=i32(ids[1:]))))
+    greedy = runner.execute(
+        batch(ids, logits=[0, 1, 2], sampling=SamplingRows.greedy(3, num_top=i32([VOCAB] * 3)))
+    )
+    got = runner.execute(batch(ids, logits=[0, 1, 2], sampling=SamplingRows.greedy(3, target=i32(ids[1:]))))
     assert got.tokens.tolist() == ids[1:]
     assert greedy.top_tokens is not None
     assert greedy.top_logprobs is not None
@@ -334,16 +321,18 @@ BAD: dict[str, dict[str, Any]] = {
         "row_starts": i32(range(6)),
         "block_tables": i32([[b] for b in range(5)]),
     },
-    "target beyond the vocabulary": {"sampling": rows(1, target=i32([VOCAB]))},
-    "temperature below 0": {"sampling": rows(1, temperature=np.array([-1], np.float32))},
-    "temperature that is no number": {"sampling": rows(1, temperature=np.array([np.nan], np.float32))},
-    "top_p of 0": {"sampling": rows(1, top_p=np.zeros(1, np.float32))},
-    "top_p below 0": {"sampling": rows(1, top_p=np.array([-3], np.float32))},
-    "min_p above 1": {"sampling": rows(1, min_p=np.array([1.5], np.float32))},
+    "target beyond the vocabulary": {"sampling": SamplingRows.greedy(1, target=i32([VOCAB]))},
+    "temperature below 0": {"sampling": SamplingRows.greedy(1, temperature=np.array([-1], np.float32))},
+    "temperature that is no number": {
+        "sampling": SamplingRows.greedy(1, temperature=np.array([np.nan], np.float32))
+    },
+    "top_p of 0": {"sampling": SamplingRows.greedy(1, top_p=np.zeros(1, np.float32))},
+    "top_p below 0": {"sampling": SamplingRows.greedy(1, top_p=np.array([-3], np.float32))},
+    "min_p above 1": {"sampling": SamplingRows.greedy(1, min_p=np.array([1.5], np.float32))},
     "fewer sampling rows than logits": {"logit_rows": i32([1, 2])},
-    "penalties without tokens": {"sampling": rows(1, output_offsets=i32([0, 1]))},
+    "penalties without tokens": {"sampling": SamplingRows.greedy(1, output_offsets=i32([0, 1]))},
     "a penalized token beyond the vocabulary": {
-        "sampling": rows(
+        "sampling": SamplingRows.greedy(
             1,
             frequency_penalty=np.zeros(1, np.float32),
             presence_penalty=np.zeros(1, np.float32),
@@ -354,14 +343,18 @@ BAD: dict[str, dict[str, Any]] = {
             output_offsets=i32([0, 1]),
         )
     },
-    "biases without values": {"sampling": rows(1, bias_tokens=i32([1]), bias_offsets=i32([0, 1]))},
+    "biases without values": {
+        "sampling": SamplingRows.greedy(1, bias_tokens=i32([1]), bias_offsets=i32([0, 1]))
+    },
     "a biased token below 0": {
-        "sampling": rows(
+        "sampling": SamplingRows.greedy(
             1, bias_tokens=i32([-1]), bias_values=np.ones(1, np.float32), bias_offsets=i32([0, 1])
         )
     },
     "bias offsets that go back": {
-        "sampling": rows(1, bias_tokens=i32([]), bias_values=np.ones(0, np.float32), bias_offsets=i32([1, 0]))
+        "sampling": SamplingRows.greedy(
+            1, bias_tokens=i32([]), bias_values=np.ones(0, np.float32), bias_offsets=i32([1, 0])
+        )
     },
 }
 

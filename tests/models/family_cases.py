@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from random_models import F32
+from tokentrail.checkpoints import Checkpoint, open_checkpoint
 
 LENGTH = 40
 """Tokens of the text that is compared."""
@@ -272,3 +273,8 @@ def write_folder(folder: Path, config: dict[str, Any], shapes: Shapes, seed: int
     head += b" " * (-len(head) % 8)
     (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"".join(data))
     return folder
+
+
+def opened(case: dict[str, Any], folder: Path, **changes: Any) -> Checkpoint:
+    """A saved case (config.json and shapes) as a folder that has been opened; `changes` are made to config.json."""
+    return open_checkpoint(write_folder(folder, {**case["config"], **changes}, case["shapes"]))

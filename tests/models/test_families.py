@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from family_cases import CASES, write_folder
+from family_cases import CASES, opened, write_folder
 from model_harness import Model, assert_relative
 
 import hf_folders
 from random_models import F32
-from tokentrail.checkpoints import Checkpoint, dequantize, open_checkpoint
+from tokentrail.checkpoints import dequantize, open_checkpoint
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.estimate import estimate_memory
 from tokentrail.models import load_model
@@ -43,10 +43,6 @@ def golden() -> dict[str, F32]:
 @pytest.fixture(scope="module")
 def backend() -> NativeBackend:
     return NativeBackend(2)
-
-
-def opened(case: dict[str, Any], folder: Path, **changes: Any) -> Checkpoint:
-    return open_checkpoint(write_folder(folder, {**case["config"], **changes}, case["shapes"]))
 
 
 def test_golden_files_have_all_cases(saved: dict[str, Any], golden: dict[str, F32]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from family_cases import write_folder
+from family_cases import opened, write_folder
 from mixture_cases import CASES
 from model_harness import Model, assert_relative
 from safetensors_files import read_tensors, write_tensors
 
 from random_models import F32
-from tokentrail.checkpoints import Checkpoint, dequantize, open_checkpoint
+from tokentrail.checkpoints import dequantize, open_checkpoint
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.mxfp4 import read_mxfp4
 from tokentrail.checkpoints.safetensors import read_folder_tensors
@@ -46,10 +46,6 @@ def golden() -> dict[str, F32]:
 @pytest.fixture(scope="module")
 def backend() -> NativeBackend:
     return NativeBackend(2)
-
-
-def opened(case: dict[str, Any], folder: Path, **changes: Any) -> Checkpoint:
-    return open_checkpoint(write_folder(folder, {**case["config"], **changes}, case["shapes"]))
 
 
 def test_golden_files_have_all_cases(saved: dict[str, Any], golden: dict[str, F32]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,22 @@ class SamplingRows:
     # Tokens that a grammar allows: bit t % 32 of word t // 32 stands for token t. Applied after the biases.
     masks: npt.NDArray[np.uint32] | None = None  # [any, ceil(vocab / 32)]
     mask_rows: I32 | None = None  # [L], each row's mask; -1: none
+
+    @classmethod
+    def greedy(cls, count: int, **changes: npt.NDArray[Any]) -> SamplingRows:
+        """Rows that draw the likeliest token and report no alternatives, but for the fields in `changes`."""
+        plain: dict[str, npt.NDArray[Any]] = {
+            "temperature": np.zeros(count, np.float32),
+            "top_p": np.ones(count, np.float32),
+            "min_p": np.zeros(count, np.float32),
+            "top_k": np.zeros(count, np.int32),
+            "seed": np.zeros(count, np.uint64),
+            "choice": np.zeros(count, np.int32),
+            "position": np.zeros(count, np.int32),
+            "num_top": np.zeros(count, np.int32),
+            "target": np.full(count, -1, np.int32),
+        }
+        return cls(**plain | changes)
 
 
 @dataclass

@@ -118,25 +118,9 @@ def logprobs(runner: Runner, window: Window) -> Iterator[F64]:
                 row_starts=np.array([0, end - start], np.int32),
                 block_tables=table,
                 logit_rows=rows - start,
-                sampling=_targets(ids[rows + 1]),
+                sampling=SamplingRows.greedy(len(rows), target=ids[rows + 1]),
             )
         )
         if len(rows):
             yield sampled.logprobs.astype(np.float64)
         start = end
-
-
-def _targets(ids: I32) -> SamplingRows:
-    """Rows that report these tokens' log-probabilities and draw nothing."""
-    count = len(ids)
-    return SamplingRows(
-        temperature=np.zeros(count, np.float32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        seed=np.zeros(count, np.uint64),
-        choice=np.zeros(count, np.int32),
-        position=np.zeros(count, np.int32),
-        num_top=np.zeros(count, np.int32),
-        target=ids,
-    )

@@ -15,7 +15,7 @@ from tokentrail.ops.native.machine import PEAK_OF_KV, Machine, peak_of_layout
 
 if TYPE_CHECKING:
     from tokentrail.checkpoints import Checkpoint
-    from tokentrail.engine.batch import Batch, SamplingRows
+    from tokentrail.engine.batch import Batch
     from tokentrail.engine.model_runner import ModelRunner
 
 
@@ -161,7 +161,7 @@ class StepBench:
     def _batch(
         self, sequences: int, tokens: int, start: int, *, first: int = 0, blocks: int | None = None
     ) -> Batch:
-        from tokentrail.engine.batch import Batch
+        from tokentrail.engine.batch import Batch, SamplingRows
 
         info = self.runner.info
         blocks = -(-(start + tokens) // info.block_size) if blocks is None else blocks
@@ -174,26 +174,9 @@ class StepBench:
             row_starts=np.arange(0, (sequences + 1) * tokens, tokens, dtype=np.int32),
             block_tables=ids.reshape(sequences, blocks),
             logit_rows=np.arange(tokens - 1, sequences * tokens, tokens, dtype=np.int32),
-            sampling=_greedy(sequences, start + tokens),
+            sampling=SamplingRows.greedy(sequences, position=np.full(sequences, start + tokens, np.int32)),
         )
 
 
 def blocks_needed(shapes: Iterable[StepShape], block_size: int) -> int:
     return max(shape.sequences * -(-(shape.context + shape.tokens) // block_size) for shape in shapes)
-
-
-def _greedy(rows: int, position: int) -> SamplingRows:
-    from tokentrail.engine.batch import SamplingRows
-
-    zeros = np.zeros(rows, np.int32)
-    return SamplingRows(
-        temperature=np.zeros(rows, np.float32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        top_k=zeros,
-        seed=np.zeros(rows, np.uint64),
-        choice=zeros,
-        position=np.full(rows, position, np.int32),
-        num_top=zeros,
-        target=np.full(rows, -1, np.int32),
-    )
