@@ -21,7 +21,8 @@ from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest, SamplingDefaults, SamplingParams
 from tokentrail.server.openai.chat import ChatDialect, prompt_of
 from tokentrail.server.openai.completions import CompletionDialect
-from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest, parse
+from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest
+from tokentrail.server.schemas import parse
 from tokentrail.text import ChatTemplate
 
 NAMES = [
@@ -64,14 +65,14 @@ def test_any_body_is_understood_or_refused(text_parts: TextParts, chat: bool, bo
             dialect: ChatDialect | CompletionDialect = ChatDialect(parse(ChatCompletionRequest, raw))
         else:
             dialect = CompletionDialect(parse(CompletionRequest, raw))
-        prompts, sampling = dialect.question()
+        asked = dialect.question()
         request = AnswerRequest(
             id="x",
-            prompts=prompts,
-            sampling=sampling,
+            prompts=asked.prompts,
+            sampling=asked.sampling,
             model="m",
             endpoint="test",
-            echo=bool(body.get("echo")),
+            echo=asked.echo,
         )
         desk.check(request, engine_info())
         admission = desk.admit(request, desk.prepare(request, engine_info()), engine_info())

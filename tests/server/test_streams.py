@@ -150,17 +150,17 @@ def test_headers_do_not_wait_for_a_late_first_token(make_server: MakeServer) -> 
 
 
 def test_a_client_that_does_not_read_is_not_buffered_for_and_is_ended(make_server: MakeServer) -> None:
-    tokens = [500] * 40_000
+    tokens = [500] * 15_000
     info = engine_info(max_model_len=100_000)
-    server = make_server(engine={"script": lambda request: tokens, "info": info}, send_timeout=1.5)
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 40_000, "stream": True, "logprobs": 5}
+    server = make_server(engine={"script": lambda request: tokens, "info": info}, send_timeout=4.0)
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 15_000, "stream": True, "logprobs": 5}
     connection = connect(server, "/v1/completions", body)
     wait_for(lambda: any(c.flow.write_paused for c in server.web.server_state.connections))
     # What the sockets hold, and a few events beyond that, is all that is rendered, although all tokens are there.
-    wait_for(lambda: server.engine.deltas_taken == 40_000, 20)
+    wait_for(lambda: server.engine.deltas_taken == 15_000, 20)
     (held,) = (c.transport.get_write_buffer_size() for c in server.web.server_state.connections)
     assert held < 256 * 1024
-    wait_for(lambda: not server.engine.running)
+    wait_for(lambda: not server.engine.running, 10)
     wait_for(lambda: not server.state.active)
     # The connection is gone too, not waiting for a last word to be read.
     wait_for(lambda: not server.web.server_state.connections)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -18,6 +17,7 @@ from tokentrail.server.errors import HTTPError, on_error, on_http_exception
 from tokentrail.server.gate import Gate
 from tokentrail.server.keys import Keys
 from tokentrail.server.openai.routes import create_router
+from tokentrail.server.schemas import json_response
 from tokentrail.server.state import ServerState
 
 _MOST_LISTED = 1000
@@ -66,7 +66,7 @@ def _operations(state: ServerState) -> APIRouter:
         """Where to look."""
         paths = {"models": "/v1/models", "chat": "/v1/chat/completions", "journeys": "/v1/journeys"}
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
-        return _json({"name": "Tokentrail", "version": __version__, **paths, **operations})
+        return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health")
@@ -74,7 +74,7 @@ def _operations(state: ServerState) -> APIRouter:
         """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no
         key.
         """
-        return _json({"status": state.health}, 200 if state.health == "ok" else 503)
+        return json_response({"status": state.health}, 200 if state.health == "ok" else 503)
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -98,7 +98,7 @@ def _journeys(state: ServerState) -> APIRouter:
             raise InvalidRequest(
                 f"limit must be an integer from 1 to {_MOST_LISTED}, not {given[:40]!r}.", param="limit"
             )
-        return _json(state.journeys.list(request.state.tenant, int(given[:9])))
+        return json_response(state.journeys.list(request.state.tenant, int(given[:9])))
 
     @router.get("/{id}")
     async def get_journey(request: Request, id: str) -> Response:
@@ -111,10 +111,6 @@ def _journeys(state: ServerState) -> APIRouter:
                 type="invalid_request_error",
                 code="journey_not_found",
             )
-        return _json(journey)
+        return json_response(journey)
 
     return router
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

@@ -1,10 +1,12 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors, in the shape of the dialect that is spoken; OpenAI's is `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
 import logging
 import math
 import traceback
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -27,6 +29,14 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 
 class ErrorResponse(msgspec.Struct):
     error: ErrorBody
+
+
+Shape: TypeAlias = Callable[[ErrorBody, int], Any]
+"""An error and its HTTP status → the JSON value that says so in a dialect."""
+
+
+def openai_shape(error: ErrorBody, status: int) -> ErrorResponse:
+    return ErrorResponse(error)
 
 
 class HTTPError(TokentrailError):
@@ -67,17 +77,21 @@ def unavailable(message: str, code: str) -> HTTPError:
     return HTTPError(503, message, type="server_error", code=code)
 
 
-def error_json(error: Exception) -> bytes:
+def error_json(error: Exception, shape: Shape = openai_shape) -> bytes:
     """What the client is told. Of errors that are not for users' eyes, only that there was one."""
     if isinstance(error, TokentrailError):
         body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
     else:
         body = ErrorBody(message="The server had an internal error.", type="server_error")
-    return msgspec.json.encode(ErrorResponse(body))
+    return msgspec.json.encode(shape(body, status_of(error)))
 
 
-def error_response(error: Exception) -> Response:
-    status = error.status if isinstance(error, TokentrailError) else 500
+def status_of(error: Exception) -> int:
+    return error.status if isinstance(error, TokentrailError) else 500
+
+
+def error_response(error: Exception, shape: Shape = openai_shape) -> Response:
+    status = status_of(error)
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -88,12 +102,12 @@ def error_response(error: Exception) -> Response:
     if status == 413:
         # The rest of the body is not read.
         headers["Connection"] = "close"
-    return Response(error_json(error), status, headers, media_type="application/json")
+    return Response(error_json(error, shape), status, headers, media_type="application/json")
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     request.state.problem = error
-    return error_response(error)
+    return error_response(error, request.state.error_shape)
 
 
 def describe(error: Exception) -> str:

@@ -8,13 +8,22 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
-from tokentrail.server.errors import CLIENT_GONE, describe, error_response, log_internal, printable
+from tokentrail.server.errors import (
+    CLIENT_GONE,
+    Shape,
+    describe,
+    error_response,
+    log_internal,
+    openai_shape,
+    printable,
+)
 from tokentrail.server.keys import OPEN_PATHS, Keys
 
 log = logging.getLogger(__name__)
@@ -26,10 +35,20 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Gate:
-    """ASGI middleware. Leaves `tenant`, `client_request_id` and `received` in the request's state."""
+    """ASGI middleware. Leaves `tenant`, `client_request_id`, `received` and `error_shape` in the request's state."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, *, log_requests: bool = True) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        metrics: Metrics,
+        *,
+        shapes: Mapping[str, Shape] | None = None,
+        log_requests: bool = True,
+    ) -> None:
+        """`shapes`: by the beginning of a path, how errors look there; OpenAI's elsewhere."""
         self.app = app
+        self.shapes = dict(shapes or {})
         self.log_requests = log_requests
         self.keys = keys
         self.metrics = metrics
@@ -39,13 +58,19 @@ class Gate:
             await self.app(scope, receive, send)
             return
         authorization: bytes | None = None
+        api_key: bytes | None = None
         request_id = b""
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value
+            elif name == b"x-api-key":
+                api_key = value
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 request_id = value
+        if authorization is None and api_key is not None:
+            authorization = b"Bearer " + api_key  # as Anthropic's clients send it
         state = scope.setdefault("state", {})
+        shape = state["error_shape"] = self._shape(scope["path"])
         state["client_request_id"] = request_id.decode() or None
         state["received"] = time.time()
         request_id = request_id or f"req_{uuid.uuid4().hex}".encode()
@@ -70,17 +95,23 @@ class Gate:
             if status:
                 raise
             state["problem"] = error
-            await error_response(error)(scope, receive, counted)
+            await error_response(error, shape)(scope, receive, counted)
         except Exception as error:
             log_internal(error, f"{_method(scope)} {_route(scope)}")
             if not status:
-                await error_response(error)(scope, receive, counted)
+                await error_response(error, shape)(scope, receive, counted)
         finally:
             # Those that reach a model have a line of their own.
             problem = state.get("problem")
             if self.log_requests and isinstance(problem, TokentrailError):
                 log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
             self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
+
+    def _shape(self, path: str) -> Shape:
+        for prefix, shape in self.shapes.items():
+            if path.startswith(prefix):
+                return shape
+        return openai_shape
 
 
 def _method(scope: Scope) -> str:

@@ -8,12 +8,7 @@ import msgspec
 
 DONE = b"data: [DONE]\n\n"
 
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    # Tells nginx and its like not to collect the stream before passing it on.
-    "x-accel-buffering": "no",
-}
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail.answer import ChatPrompt, Prompt, TextPrompt
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.body import read_body
-from tokentrail.server.openai.requests import List, invalid
+from tokentrail.server.schemas import List, json_body, json_response, read_json
 from tokentrail.server.state import ServerState
 
 
@@ -43,10 +41,10 @@ class DetokenizeRequest(BaseModel):
 def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
-        body = _parse(TokenizeRequest, await read_body(request, state.config.max_body_bytes))
+        body = await read_json(request, TokenizeRequest, state.config.max_body_bytes)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         prompt: Prompt
@@ -61,28 +59,19 @@ def create_router(state: ServerState) -> APIRouter:
         )
         strings = [backend.detokenize([id]) for id in ids] if body.return_token_strs else None
         context = backend.models()[0].max_model_len
-        return _json({"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": strings})
+        return json_response(
+            {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": strings}
+        )
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        body = _parse(DetokenizeRequest, await read_body(request, state.config.max_body_bytes))
-        return _json({"prompt": state.ready_backend().detokenize(body.tokens)})
+        body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
+        return json_response({"prompt": state.ready_backend().detokenize(body.tokens)})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         """The tokens that begin and end texts, and the chat template."""
-        return _json(state.ready_backend().tokenizer_info())
+        return json_response(state.ready_backend().tokenizer_info())
 
     return router
-
-
-def _parse(model: Any, body: bytes) -> Any:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error) from None
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

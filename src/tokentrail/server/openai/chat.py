@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tokentrail.answer import Answer, ChatOptions, ChatPrompt, Choice, Chunk, Prompt, TokenLogprob, Usage
+from tokentrail.answer import Answer, ChatOptions, ChatPrompt, Choice, Chunk, TokenLogprob, Usage
 from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.server.generation import Question
+from tokentrail.server.openai.dialect import OpenAIDialect, SSEStream
 from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage, ToolChoice
 from tokentrail.server.openai.responses import (
     ChatChoice,
@@ -26,7 +28,7 @@ from tokentrail.server.openai.responses import (
     TopLogprobBody,
     UsageBody,
 )
-from tokentrail.server.sse import TextEvents, event
+from tokentrail.server.sse import DONE, TextEvents, event
 
 # OpenAI's. A role that the template does not know would be taken for another, or left out.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -209,18 +211,11 @@ def _whole_message(choice: Choice, *, reasoning: bool) -> MessageBody:
     return message
 
 
-class ChatDialect:
-    prefix = "chatcmpl"
-    default_max_tokens: int | None = None
+class ChatDialect(OpenAIDialect[ChatCompletionRequest]):
+    prefix = "chatcmpl-"
 
-    def __init__(self, body: ChatCompletionRequest) -> None:
-        self.body = body
-
-    def question(self) -> tuple[list[Prompt], SamplingParams]:
-        return [prompt_of(self.body)], sampling_of(self.body)
-
-    def options(self) -> ChatOptions:
-        return options_of(self.body)
+    def question(self) -> Question:
+        return self.ask([prompt_of(self.body)], sampling_of(self.body), chat=options_of(self.body))
 
     def whole(self, answer: Answer, choices: list[Choice]) -> ChatCompletion:
         return completion(answer, choices, self.body)
@@ -229,7 +224,7 @@ class ChatDialect:
         return ChatStream(answer, self.body)
 
 
-class ChatStream:
+class ChatStream(SSEStream):
     """Chunks → events: for each choice first its role, then its text, then why it ended; usage last."""
 
     def __init__(self, answer: Answer, body: ChatCompletionRequest) -> None:
@@ -314,10 +309,10 @@ class ChatStream:
 
     def end(self) -> bytes:
         if not self._usage:
-            return b""
+            return DONE
         self._frame.choices = []
         self._frame.usage = usage_body(self._answer.usage)
-        return event(self._frame)
+        return event(self._frame) + DONE
 
 
 def _logprobs(entries: list[TokenLogprob]) -> ChatLogprobs:

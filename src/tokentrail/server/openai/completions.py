@@ -6,10 +6,12 @@ from msgspec import UNSET
 
 from tokentrail.answer import Answer, Choice, Chunk, Prompt, TextPrompt, TokenLogprob, TokensPrompt, TokenText
 from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.server.generation import Question
 from tokentrail.server.openai.chat import finite, usage_body
+from tokentrail.server.openai.dialect import OpenAIDialect, SSEStream
 from tokentrail.server.openai.requests import CompletionRequest
 from tokentrail.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs
-from tokentrail.server.sse import TextEvents, event
+from tokentrail.server.sse import DONE, TextEvents, event
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route; chat has none."""
@@ -61,18 +63,17 @@ def completion(answer: Answer, choices: list[Choice], body: CompletionRequest) -
     )
 
 
-class CompletionDialect:
-    prefix = "cmpl"
-    default_max_tokens: int | None = _DEFAULT_MAX_TOKENS
+class CompletionDialect(OpenAIDialect[CompletionRequest]):
+    prefix = "cmpl-"
 
-    def __init__(self, body: CompletionRequest) -> None:
-        self.body = body
-
-    def question(self) -> tuple[list[Prompt], SamplingParams]:
-        return prompts_of(self.body), sampling_of(self.body)
-
-    def options(self) -> None:
-        """Text is all that an answer has."""
+    def question(self) -> Question:
+        body = self.body
+        return self.ask(
+            prompts_of(body),
+            sampling_of(body),
+            default_max_tokens=_DEFAULT_MAX_TOKENS,
+            echo=bool(body.echo),
+        )
 
     def whole(self, answer: Answer, choices: list[Choice]) -> Completion:
         return completion(answer, choices, self.body)
@@ -81,7 +82,7 @@ class CompletionDialect:
         return CompletionStream(answer, self.body)
 
 
-class CompletionStream:
+class CompletionStream(SSEStream):
     """Chunks → events: text as it comes, the last of each choice with why it ended; usage last."""
 
     def __init__(self, answer: Answer, body: CompletionRequest) -> None:
@@ -136,10 +137,10 @@ class CompletionStream:
 
     def end(self) -> bytes:
         if not self._usage:
-            return b""
+            return DONE
         self._frame.choices = []
         self._frame.usage = usage_body(self._answer.usage)
-        return event(self._frame)
+        return event(self._frame) + DONE
 
 
 def _prompt_ids(answer: Answer, index: int) -> list[int]:

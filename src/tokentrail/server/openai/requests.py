@@ -8,21 +8,15 @@ its reason; unknown ones are ignored, and logged once.
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.server.schemas import List
 
 log = logging.getLogger(__name__)
-
-Body = TypeVar("Body", bound="GenerationRequest")
-Item = TypeVar("Item")
-
-# Only the first wrong item is told. Without this, a million of them would be collected: seconds in which
-# nothing else is served, and hundreds of megabytes.
-List = Annotated[list[Item], Field(fail_fast=True)]
 
 
 def _numbers(value: Any) -> Any:
@@ -345,70 +339,6 @@ def _of_response_format(wanted: ResponseFormat) -> StructuredOutputsParams:
     schema = wanted.json_schema.schema_
     # Without a schema, any JSON will do.
     return StructuredOutputsParams(json=True if schema is None else schema, field=field)
-
-
-def parse(model: type[Body], body: bytes) -> Body:
-    """JSON → a checked request. Raises `InvalidRequest` that names the first wrong field."""
-    try:
-        request = model.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid(error) from None
-    request.check()
-    return request
-
-
-def invalid(error: ValidationError) -> InvalidRequest:
-    """One sentence about the first field at fault. A union reports once for each type that did not fit."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"The body is not valid JSON: {first['msg'].partition(': ')[2]}.")
-    if not first["loc"]:
-        return InvalidRequest("The body must be a JSON object.")
-    name = str(first["loc"][0])
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        return InvalidRequest(f"You must provide {name}.", param=name)
-    # Where a union failed, the branch that was entered deepest is the one that was meant.
-    paths = [_path(entry["loc"]) for entry in errors]
-    path = max((one for one in paths if one[0] == name), key=len)
-    wanted: list[str] = []
-    for entry, one in zip(errors, paths, strict=True):
-        if one == path and (said := _wanted(entry["msg"])) not in wanted:
-            wanted.append(said)
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-    if wanted == [_MISSING]:
-        return InvalidRequest(f"You must provide {field}.", param=field)
-    return InvalidRequest(f"Invalid value for '{field}': it should be {' or '.join(wanted)}.", param=field)
-
-
-def _path(location: tuple[int | str, ...]) -> list[int | str]:
-    """Without the branches of unions, which pydantic puts into it: `str`, `list[int]` …"""
-    return [str(location[0]), *(part for part in location[1:] if not _names_a_type(part))]
-
-
-def _names_a_type(part: int | str) -> bool:
-    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
-
-
-_PLAIN = {
-    "a valid string": "a string",
-    "a valid list": "a list",
-    "a valid array": "a list",
-    "a valid integer": "an integer",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid dictionary": "an object",
-}
-"""pydantic's words → JSON's."""
-_MISSING = "field required"
-
-
-def _wanted(message: str) -> str:
-    for start in ("Input should be ", "Value should be ", "Value should have ", "List should have "):
-        if message.startswith(start):
-            wanted = message[len(start) :]
-            return _PLAIN.get(wanted, wanted)
-    return message[0].lower() + message[1:]
 
 
 def _asks_for_nothing(value: Any) -> bool:

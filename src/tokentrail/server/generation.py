@@ -1,0 +1,254 @@
+"""One request's answer over HTTP, in whatever dialect it was asked: opened, streamed or sent whole, ended when its
+client leaves.
+
+A dialect translates: its request into a `Question`, an answer into a body or a stream of bytes. All else, which is the
+same for each, is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokentrail.answer import Answer, AnswerRequest, ChatOptions, Choice, Chunk, Prompt, collect
+from tokentrail.protocol import SamplingParams, TokentrailError
+from tokentrail.server.connection import BODY_WRITER
+from tokentrail.server.errors import describe, error_response, log_internal, model_not_found
+from tokentrail.server.state import ClientGone, Guard, ServerState
+
+log = logging.getLogger(__name__)
+
+# A stream's headers wait so long for its first chunk: a request that is refused meanwhile gets a proper
+# status.
+FIRST_CHUNK_WAIT = 1.0
+
+HEADERS = {
+    "cache-control": "no-cache",
+    # Tells nginx and its like not to collect the stream before passing it on.
+    "x-accel-buffering": "no",
+}
+"""Of every stream."""
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """What is asked of a model; see `AnswerRequest`, which has the same names."""
+
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    unset: Collection[str] = ()
+    """`max_tokens` is added where it is None."""
+    chat: ChatOptions | None = None
+    default_max_tokens: int | None = None
+    echo: bool = False
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Stream(Protocol):
+    """Chunks as bytes of a stream. All but `failed` may be empty."""
+
+    media_type: str
+
+    def start(self) -> bytes: ...
+
+    def chunk(self, chunk: Chunk) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def failed(self, error: Exception) -> bytes:
+        """The stream's last words, instead of `end`."""
+        ...
+
+
+class Dialect(Protocol):
+    """One request's translation."""
+
+    prefix: str
+    """Of the answer's id, with what separates it from the rest."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def streaming(self) -> bool: ...
+
+    def question(self) -> Question:
+        """Raises `InvalidRequest`."""
+        ...
+
+    def whole(self, answer: Answer, choices: list[Choice]) -> Any:
+        """The response's body, to be encoded."""
+        ...
+
+    def stream(self, answer: Answer) -> Stream: ...
+
+
+class Generation(Response):
+    """Answers one request, streamed or whole. Being the ASGI response, it sees the client hang up."""
+
+    background = None
+
+    def __init__(self, state: ServerState, request: Request, dialect: Dialect) -> None:
+        self._state = state
+        self._request = request
+        self._dialect = dialect
+        self._id = dialect.prefix + uuid.uuid4().hex
+        self._client_id: str | None = request.state.client_request_id
+        # By this header's value, too, the journey is found.
+        self._id_header = {"x-request-id": self._client_id or self._id}
+        self._answer: Answer | None = None
+        self._stream: Stream | None = None
+        """Set once its headers are sent: from then on errors are part of it."""
+        self._responding = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        problem: Exception | None = None
+        try:
+            async with Guard(self._state, self._request):
+                answer = self._answer = await self._open()
+                try:
+                    if self._dialect.streaming:
+                        await self._send_stream(answer, send)
+                    else:
+                        body = msgspec.json.encode(self._dialect.whole(answer, await collect(answer)))
+                        response = Response(body, headers=self._id_header, media_type="application/json")
+                        self._responding = True
+                        await response(scope, receive, send)
+                finally:
+                    await answer.aclose()
+        except ClientGone as error:
+            problem = error
+        except Exception as error:
+            problem = error
+            if not isinstance(error, TokentrailError):
+                log_internal(error, scope["path"])
+            if self._stream is not None:
+                await send(_body(self._stream.failed(error), more=False))
+            elif not self._responding:
+                response = error_response(error, self._request.state.error_shape)
+                response.headers.update(self._id_header)
+                await response(scope, receive, send)
+        finally:
+            if self._state.config.log_requests:
+                self._log(problem, time.perf_counter() - started)
+
+    async def _open(self) -> Answer:
+        backend = self._state.ready_backend()
+        model = self._dialect.model
+        if all(card.id != model for card in backend.models()):
+            raise model_not_found(model)
+        question = self._dialect.question()
+        max_tokens = question.sampling.max_tokens
+        return await backend.open(
+            AnswerRequest(
+                id=self._id,
+                prompts=question.prompts,
+                sampling=question.sampling,
+                unset=[*question.unset, *(["max_tokens"] if max_tokens is None else [])],
+                model=model,
+                endpoint=self._request.url.path,
+                chat=question.chat,
+                default_max_tokens=question.default_max_tokens,
+                echo=question.echo,
+                request_id=self._client_id,
+                tenant=self._request.state.tenant,
+                priority=question.priority,
+                # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
+                salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
+                received=self._request.state.received,
+            )
+        )
+
+    async def _send_stream(self, answer: Answer, send: Send) -> None:
+        stream = self._dialect.stream(answer)
+        chunks = aiter(answer)
+        # Refusals come before the first chunk, and soon: waiting a moment for it gives them their status.
+        first = asyncio.ensure_future(anext(chunks, None))
+        try:
+            await asyncio.wait({first}, timeout=FIRST_CHUNK_WAIT)
+            if first.done():
+                first.result()
+            headers = {"content-type": stream.media_type, **HEADERS, **self._id_header}
+            raw = [(k.encode(), v.encode()) for k, v in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            self._stream = stream
+            data = stream.start()
+            if not first.done():
+                await send(_body(data))
+                data = b""
+            batch = await first
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.wait({first})
+            if not first.cancelled():
+                first.exception()  # if it raised just when this task was cancelled, it has been heard
+        take = self._direct(answer, stream)
+        while batch is not None:
+            for chunk in batch:
+                data += stream.chunk(chunk)
+            # The last text goes with the end of the body.
+            if data and not self._ends(answer, batch[-1]):
+                began = time.monotonic()
+                await send(_body(data))
+                answer.sent(time.monotonic() - began)
+                data = b""
+            if take is not None:
+                answer.divert(take)
+            batch = await anext(chunks, None)
+        await send(_body(data + stream.end(), more=False))
+
+    @staticmethod
+    def _ends(answer: Answer, chunk: Chunk) -> bool:
+        """Whether `chunk` is known to be the answer's last."""
+        return answer.num_choices == 1 and chunk.finish_reason is not None
+
+    def _direct(self, answer: Answer, stream: Stream) -> Callable[[Chunk], bool] | None:
+        """Writes a chunk to the client as soon as it is made; None where only `send` can."""
+        body_writer = self._request.scope["state"].get(BODY_WRITER)
+        writer = None if body_writer is None else body_writer()
+        if writer is None:
+            return None
+
+        def take(chunk: Chunk) -> bool:
+            if not writer.ready or self._ends(answer, chunk):
+                return False
+            if data := stream.chunk(chunk):
+                began = time.monotonic()
+                writer.write(data)
+                answer.sent(time.monotonic() - began)
+            return True
+
+        return take
+
+    def _log(self, problem: Exception | None, seconds: float) -> None:
+        """One line, without any of the text."""
+        outcome = "200" if problem is None else describe(problem)
+        if self._answer is None:
+            log.info("%s %s: %s", self._id, self._request.url.path, outcome)
+            return
+        usage = self._answer.usage
+        log.info(
+            "%s %s: %s, %d prompt tokens (%d cached) → %d tokens in %.2f s",
+            self._id,
+            self._request.url.path,
+            outcome,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            seconds,
+        )
+
+
+def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,115 @@
+"""Wire schemas: JSON → checked requests, values → JSON responses, mistakes in plain words, the OpenAPI document.
+
+Bodies are parsed here, not by the framework: large ones at their own pace, and mistakes told in a dialect's shape.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.body import read_body
+
+Model = TypeVar("Model", bound=BaseModel)
+Item = TypeVar("Item")
+
+# Only the first wrong item is told. Without this, a million of them would be collected: seconds in which
+# nothing else is served, and hundreds of megabytes.
+List = Annotated[list[Item], Field(fail_fast=True)]
+
+
+async def read_json(request: Request, model: type[Model], limit: int) -> Model:
+    """A request's body, of at most `limit` bytes, as a `model`; `InvalidRequest` names the first wrong field."""
+    return parse(model, await read_body(request, limit))
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """JSON → a request. Raises `InvalidRequest` that names the first wrong field.
+
+    A model with a method `check` is checked by it, too.
+    """
+    try:
+        request = model.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error) from None
+    if (check := getattr(request, "check", None)) is not None:
+        check()
+    return request
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """A request body's schema for the OpenAPI document (a route's `openapi_extra`)."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return inline(definitions[node["$ref"].rsplit("/", 1)[1]])
+            return {key: inline(value) for key, value in node.items()}
+        return [inline(value) for value in node] if isinstance(node, list) else node
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline(schema)}}}}
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """One sentence about the first field at fault. A union reports once for each type that did not fit."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"The body is not valid JSON: {first['msg'].partition(': ')[2]}.")
+    if not first["loc"]:
+        return InvalidRequest("The body must be a JSON object.")
+    name = str(first["loc"][0])
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return InvalidRequest(f"You must provide {name}.", param=name)
+    # Where a union failed, the branch that was entered deepest is the one that was meant.
+    paths = [_path(entry["loc"]) for entry in errors]
+    path = max((one for one in paths if one[0] == name), key=len)
+    wanted: list[str] = []
+    for entry, one in zip(errors, paths, strict=True):
+        if one == path and (said := _wanted(entry["msg"])) not in wanted:
+            wanted.append(said)
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+    if wanted == [_MISSING]:
+        return InvalidRequest(f"You must provide {field}.", param=field)
+    return InvalidRequest(f"Invalid value for '{field}': it should be {' or '.join(wanted)}.", param=field)
+
+
+def _path(location: tuple[int | str, ...]) -> list[int | str]:
+    """Without the branches of unions, which pydantic puts into it: `str`, `list[int]` …"""
+    return [str(location[0]), *(part for part in location[1:] if not _names_a_type(part))]
+
+
+def _names_a_type(part: int | str) -> bool:
+    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
+
+
+_PLAIN = {
+    "a valid string": "a string",
+    "a valid list": "a list",
+    "a valid array": "a list",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid dictionary": "an object",
+}
+"""pydantic's words → JSON's."""
+_MISSING = "field required"
+
+
+def _wanted(message: str) -> str:
+    for start in ("Input should be ", "Value should be ", "Value should have ", "List should have "):
+        if message.startswith(start):
+            wanted = message[len(start) :]
+            return _PLAIN.get(wanted, wanted)
+    return message[0].lower() + message[1:]
