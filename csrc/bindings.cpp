@@ -85,7 +85,7 @@ template <class E> E named(const std::string& name, std::initializer_list<const 
 }
 
 void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positions, Array1<int32_t> row_starts,
-                 Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only, std::optional<Array1<int32_t>> adapters) {
+                 Array2<int32_t> block_tables, Array1<int32_t> logit_rows, int only, std::optional<Array1<int32_t>> adapters, bool states) {
   StepView s{};
   s.tokens = (int64_t)tokens.shape(0);
   s.sequences = (int64_t)row_starts.shape(0) - 1;
@@ -100,7 +100,7 @@ void run_program(BoundProgram& p, Array1<int32_t> tokens, Array1<int32_t> positi
   s.logit_row_ids = logit_rows.data();
   if (adapters && (int64_t)adapters->shape(0) != s.sequences) throw std::invalid_argument("step: arrays of different lengths");
   nb::gil_scoped_release release;
-  p.run(s, only, adapters ? adapters->data() : nullptr);
+  p.run(s, only, adapters ? adapters->data() : nullptr, states);
 }
 
 Gated activation_of(const std::string& name) { return named<Gated>(name, {"silu", "gelu_tanh", "swiglu_oai"}, "activation"); }
@@ -350,9 +350,11 @@ NB_MODULE(_native, m) {
                 named<Scoring>(scoring, {"softmax", "sigmoid", "softmax_of_chosen"}, "scoring"), normalize, scale, out);
       }, "scores"_a, "correction"_a.none(), "chosen"_a, "scoring"_a, "normalize"_a, "scale"_a, "out"_a)
       .def("experts", &add_experts, "x"_a, "weights"_a, "experts"_a, "activation"_a, "chosen"_a, "out"_a)
-      .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1, "adapters"_a.none() = nb::none(),
+      .def("run", &run_program, "tokens"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "logit_rows"_a, "only"_a = -1, "adapters"_a.none() = nb::none(), "states"_a = false,
            "Run one step; releases the GIL.")
+      .def("begin_states", &BoundProgram::begin_states)
       .def_prop_ro("calls", &BoundProgram::calls)
+      .def_prop_ro("calls_without_states", &BoundProgram::calls_without_states)
       .def_prop_ro("nbytes", &BoundProgram::bytes)
       .def("set_timing", &BoundProgram::set_timing, "on"_a)
       .def("timings", &BoundProgram::timings);

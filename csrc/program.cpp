@@ -395,7 +395,7 @@ void Program::execute_lora(size_t index, const std::vector<AdapterRun>& runs) {
   }
 }
 
-void Program::run(StepView step, int only, const int32_t* adapters) {
+void Program::run(StepView step, int only, const int32_t* adapters, bool states) {
   check(step);
   row_sequence_.resize((size_t)step.tokens);
   for (int64_t q = 0; q < step.sequences; ++q)
@@ -416,7 +416,7 @@ void Program::run(StepView step, int only, const int32_t* adapters) {
     for (int t = 0; t < pool_->size(); ++t) scratch_.emplace_back(bytes);
   }
   const bool adapted = !adapter_runs_.empty() || !adapter_logit_runs_.empty();
-  const size_t first = only < 0 ? 0 : (size_t)only, last = only < 0 ? calls_.size() : (size_t)only + 1;
+  const size_t first = only < 0 ? 0 : (size_t)only, last = only >= 0 ? (size_t)only + 1 : states ? calls_.size() : (size_t)calls_without_states();
   pool_->run([&](int thread) {
     using Clock = std::chrono::steady_clock;
     Clock::time_point start;

@@ -5,7 +5,9 @@
 // the cut nor the thread changes any bit of the result (see kernels/kernels.h).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -72,10 +74,15 @@ class Program {
   // count.
   void experts(int x, int weights, ExpertLayer layer, int out);
 
-  // Run all calls, or only call `only` (eager execution). Throws std::invalid_argument for a step outside the limits.
+  // What is recorded from now on is only run in steps that ask for it: the states of tokens, which few steps need.
+  void begin_states() { states_from_ = calls_.size(); }
+
+  // Run all calls, those of states only where `states` asks for them; or only call `only` (eager execution).
+  // Throws std::invalid_argument for a step outside the limits.
   // `adapters` [sequences]: the low-rank adapter of each, -1 for none; null: nobody has one.
-  void run(StepView step, int only = -1, const int32_t* adapters = nullptr);
+  void run(StepView step, int only = -1, const int32_t* adapters = nullptr, bool states = false);
   int64_t calls() const { return (int64_t)calls_.size(); }
+  int64_t calls_without_states() const { return (int64_t)std::min(states_from_, calls_.size()); }
   int64_t buffers() const { return (int64_t)buffers_.size(); }
   float* data(int buffer) const { return buffers_[buffer].activation.f; }
   int64_t dim(int buffer) const { return buffers_[buffer].activation.dim; }
@@ -157,6 +164,7 @@ class Program {
   int32_t heads_ = 0;
   std::vector<Buffer> buffers_;
   std::vector<Call> calls_;
+  size_t states_from_ = SIZE_MAX;
   struct Dirty {
     std::vector<int> reads, writes;
   };

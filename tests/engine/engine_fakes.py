@@ -217,6 +217,7 @@ class FakeRunner:
             threads=1,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            hidden_size=VOCAB,
         )
         # Garbage that differs in each run: what is read without having been written shows.
         self._kv: U64 = np.frombuffer(os.urandom(8 * size * num_blocks), np.uint64).copy()
@@ -247,14 +248,22 @@ class FakeRunner:
                 if position:
                     before = int(self._kv[table[(position - 1) // size] * size + (position - 1) % size])
                 self._kv[slot] = stored(before, tokens[row], position)
-        owner = np.searchsorted(batch.row_starts, batch.logit_rows, side="right") - 1
+        result = self._sample(self._look(batch, batch.logit_rows), batch.sampling)
+        if batch.state_rows is not None:
+            result.states = np.array(self._look(batch, batch.state_rows))
+        return result
+
+    def _look(self, batch: Batch, wanted: npt.NDArray[np.int32]) -> list[F32]:
+        """Logits of these rows; they serve as hidden states, too."""
+        size = self.info.block_size
+        owner = np.searchsorted(batch.row_starts, wanted, side="right") - 1
         rows = []
-        for sequence, row in zip(owner.tolist(), batch.logit_rows.tolist(), strict=True):
-            count = positions[row] + 1
+        for sequence, row in zip(owner.tolist(), wanted.tolist(), strict=True):
+            count = int(batch.positions[row]) + 1
             blocks = batch.block_tables[sequence, : -(-count // size)]
             slots = (blocks[:, None] * size + self._lanes).reshape(-1)[:count]
             rows.append(logits_of(self._kv[slots]))
-        return self._sample(rows, batch.sampling)
+        return rows
 
     def close(self) -> None:
         self.closed = True

@@ -82,6 +82,9 @@ class Batch:
     logit_rows: I32  # [L], rows of T whose logits are needed, ascending
     sampling: SamplingRows
     adapters: I32 | None = None  # [S], low-rank adapter of each sequence, -1: none; None: nobody has one
+    state_rows: I32 | None = (
+        None  # [P], rows of T whose last hidden states are wanted, ascending; None: none are
+    )
     top_width: int = field(init=False)  # max(sampling.num_top)
     masks_ready: Callable[[], object] | None = (
         None  # waits until sampling.masks are written: call it before sampling
@@ -100,6 +103,7 @@ class SampledRows:
     logprobs: F32  # [L], natural log-probability before penalties and temperature
     top_tokens: I32 | None = None  # [L, K], K = max(num_top); rows with fewer hold -1
     top_logprobs: F32 | None = None  # [L, K]
+    states: F32 | None = None  # [P, dim]
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     forwarded_at: float = field(default=0.0)  # time.time() when the forward pass ended

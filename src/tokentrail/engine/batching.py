@@ -79,12 +79,14 @@ class BatchBuilder:
         repeated = self._repeated
         if decoding and repeated is not None and repeated[0] == slot_list:
             return self._repeat(repeated[1], sequences, slot_list)
-        if decoding:
+        if decoding and not any(sequence.pool for sequence in sequences):
             return self._build_decode(sequences, slot_list)
-        runs: list[Run] = [
-            (sequence, sequence.num_computed, sequence.num_computed + count, sequence.num_tokens)
-            for sequence, count in zip(sequences, plan.counts, strict=True)
-        ]
+        runs: list[Run] = []
+        for sequence, count in zip(sequences, plan.counts, strict=True):
+            end = sequence.num_computed + count
+            # An embedding's prompt draws nothing.
+            drawn = sequence.num_tokens if sequence.pool is None else end + 1
+            runs.append((sequence, sequence.num_computed, end, drawn))
         return self.build_runs(runs)
 
     def _grow(self, sequences: list[Sequence], slots: list[int]) -> None:
@@ -159,6 +161,7 @@ class BatchBuilder:
         num_top: list[int] = []
         targets: list[int] = []
         drawing: list[Sequence | None] = []
+        state_rows: list[int] = []
         start = 0
         for index, (sequence, first, end, drawn) in enumerate(runs):
             count = end - first
@@ -179,6 +182,9 @@ class BatchBuilder:
                 num_top += [sequence.num_top if report else 0] * rows
                 targets += [-1] * rows
                 drawing += [sequence] * rows
+            if report and sequence.pool is not None:
+                pooled = sequence.pool.wanted(first, end)
+                state_rows += range(pooled.start - first + start, pooled.stop - first + start)
             start += count
             row_starts[index + 1] = start
         rows_of_tokens = np.array(logit_rows, np.int32)
@@ -197,6 +203,7 @@ class BatchBuilder:
                 masked=report,
             ),
             adapters=self._adapters(sequences, slots),
+            state_rows=np.array(state_rows, np.int32) if state_rows else None,
         )
 
     def _adapters(self, sequences: list[Sequence], slots: npt.NDArray[np.intp]) -> I32 | None:

@@ -225,7 +225,7 @@ class EngineClient:
             if flight is None:  # dropped by who got a delta before it
                 continue
             flight.deliver(delta)
-            if delta.token_ids:
+            if delta.token_ids or (delta.finish is not None and delta.finish.embedding is not None):
                 self._failures = 0
                 self._send_all(recovery.progressed(flight))
             if delta.finish is not None:

@@ -15,6 +15,7 @@ from tokentrail.engine.block_pool import BlockPool
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.grammars import ForcedTokens, Grammars, StepMasks, outcome, wait_for_one
 from tokentrail.engine.pacing import Pacing
+from tokentrail.engine.pooling import Pool
 from tokentrail.engine.prefix_cache import PrefixCache
 from tokentrail.engine.scheduler import Schedule, Scheduler
 from tokentrail.engine.sequence import Sequence, Status, check_request
@@ -40,8 +41,10 @@ _NOT_FINITE = (
     "The model's logits are not finite numbers (NaN or infinity): its file is damaged, or its values are too "
     "large for how it is computed. Download the model again, or use another one."
 )
-
-
+_STATES_NOT_FINITE = (
+    "The model's hidden states are not finite numbers (NaN or infinity): its file is damaged, or its values are too "
+    "large for how it is computed. Download the model again, or use another one."
+)
 _TOO_COMPLEX = (
     "The grammar of the answer became too complex at this place to say which tokens may follow. "
     "Simplify the schema or grammar."
@@ -128,7 +131,7 @@ class EngineCore:
                 request.id, f"The adapter {request.adapter!r} is not loaded; see --lora.", "unknown_adapter"
             )
         try:
-            check_request(request, info.vocab_size, info.max_model_len)
+            check_request(request, info.vocab_size, info.max_model_len, info.hidden_size)
         except InvalidRequest as error:
             return Rejected(request.id, error.message, error.code or "invalid_request")
         scheduler = self.scheduler
@@ -287,10 +290,18 @@ class EngineCore:
         cached = plan.cached
         computed = self.scheduler.computed
         shares = []
-        row = 0
+        row = pooled = 0
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             first = sequence.num_computed
             drafted = sequence.num_drafted
+            share = ScheduledSequence(
+                sequence.id,
+                count,
+                first,
+                cached.get(sequence.id, 0) if cached else 0,
+                len(sequence.blocks),
+            )
+            shares.append(share)
             if first < sequence.prompt_len:
                 self._prompt_tokens += min(count, sequence.prompt_len - first)
                 targets = len(sequence.target_rows(first, first + count))
@@ -301,14 +312,17 @@ class EngineCore:
                             _alternatives(sampled, at) for at in range(row, row + targets)
                         ]
                     row += targets
-            share = ScheduledSequence(
-                sequence.id,
-                count,
-                first,
-                cached.get(sequence.id, 0) if cached else 0,
-                len(sequence.blocks),
-            )
-            shares.append(share)
+                if (pool := sequence.pool) is not None:
+                    taken = len(pool.wanted(first, first + count))
+                    if taken:
+                        assert sampled.states is not None
+                        pool.add(sampled.states[pooled : pooled + taken])
+                        pooled += taken
+                    computed(sequence, count)
+                    if sequence.num_computed == sequence.prompt_len:
+                        deltas.append(_embedded(sequence, pool))
+                        self.abort([sequence.id])
+                    continue
             if drafted:
                 forced, sequence.forced = sequence.forced, False
                 delta, accepted = _verify(sequence, sampled, tokens, logprobs, row)
@@ -357,6 +371,15 @@ class EngineCore:
             sequences=shares,
             preempted=plan.preempted,
         )
+
+
+def _embedded(sequence: Sequence, pool: Pool) -> Delta:
+    """The one delta of a sequence whose embedding is done."""
+    vector = pool.vector()
+    if vector is None:
+        return _last_delta(sequence, FinishReason.ERROR, _STATES_NOT_FINITE)
+    finish = Finish(FinishReason.STOP, embedding=vector)
+    return Delta(sequence.id, [], [], finish=finish, cached_tokens=sequence.cached_tokens)
 
 
 def _drawn(sequence: Sequence, sampled: SampledRows, token: int, logprob: float, row: int) -> Delta:

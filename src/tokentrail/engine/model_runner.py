@@ -89,6 +89,7 @@ class ModelRunner:
             threads=backend.threads,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            hidden_size=checkpoint.config.hidden_size,
             load_seconds=time.perf_counter() - started,
             file_bytes=checkpoint.nbytes,
             quantization_loss={} if loss is None else loss.by_part(),
@@ -159,7 +160,9 @@ def _execute(executable: Executable, batch: Batch, *, adapted: bool) -> SampledR
         batch.block_tables,
         batch.logit_rows,
         batch.adapters if adapted else None,
+        states=batch.state_rows is not None,
     )
+    states = None if batch.state_rows is None else executable.states(len(batch.tokens))[batch.state_rows]
     if batch.masks_ready is not None:
         batch.masks_ready()
     forwarded, wall = time.perf_counter(), time.time()
@@ -170,6 +173,7 @@ def _execute(executable: Executable, batch: Batch, *, adapted: bool) -> SampledR
         logprobs=logprobs,
         top_tokens=top_tokens if width else None,
         top_logprobs=top_logprobs if width else None,
+        states=states,
         forward_seconds=forwarded - started,
         sample_seconds=time.perf_counter() - forwarded,
         forwarded_at=wall,

@@ -38,10 +38,7 @@ class PrefixCache:
         """Blocks that hold the longest remembered prefix of the sequence, not acquired; and the hash of the
         next block, if that could be shared too.
         """
-        if not self.enabled or (
-            sequence.wants_prompt_logprobs and sequence.num_tokens == sequence.prompt_len
-        ):
-            # Log-probabilities of prompt tokens need the logits of every position.
+        if not self.enabled or sequence.needs_all_positions:
             return [], None
         limit = (sequence.num_tokens - 1) // self._block_size
         keys = self._keys(sequence, limit)

@@ -242,7 +242,7 @@ class Scheduler:
         found_in_prompt = min(found, sequence.prompt_len)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = found_in_prompt
-            if self.cache.enabled and not sequence.wants_prompt_logprobs:
+            if self.cache.enabled and not sequence.needs_all_positions:
                 self.prefix_queries += sequence.prompt_len
                 self.prefix_hits += found_in_prompt
         if found_in_prompt:

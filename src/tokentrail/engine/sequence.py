@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tokentrail.engine.pooling import Pool, check_pooling
 from tokentrail.protocol import GenerateRequest, InvalidRequest, TokenAlternatives
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Sequence:
         "num_tokens",
         "num_top",
         "penalties",
+        "pool",
         "prompt_len",
         "prompt_logprobs",
         "prompt_top",
@@ -94,6 +96,12 @@ class Sequence:
         limit = max_model_len - self.prompt_len if sampling.max_tokens is None else sampling.max_tokens
         self.max_total = min(self.prompt_len + limit, max_model_len)
         """Tokens, prompt and output, at which the sequence ends with `length`."""
+        self.pool: Pool | None = None
+        """Where its states go, if an embedding is wanted: nothing is drawn then."""
+        if request.pooling is not None:
+            self.pool = Pool(request.pooling, self.prompt_len)
+            # As if one more token came, which is never computed: the whole prompt is.
+            self.max_total = self.prompt_len + 1
         self.tokens: I32 = np.empty(
             min(self.num_tokens + 128, max(self.max_total, self.num_tokens)), np.int32
         )
@@ -148,6 +156,14 @@ class Sequence:
         """
 
     @property
+    def needs_all_positions(self) -> bool:
+        """Each of the prompt's positions must be computed, so what the prefix cache knows of them is of no use."""
+        if self.pool is not None:
+            return self.pool.needs_all
+        # Log-probabilities of prompt tokens need the logits of every position.
+        return self.wants_prompt_logprobs and self.num_tokens == self.prompt_len
+
+    @property
     def remaining(self) -> int:
         """Tokens still to be computed before the next one can be drawn."""
         return self.num_tokens - self.num_computed
@@ -187,10 +203,13 @@ class Sequence:
     def num_rows(self, count: int) -> int:
         """Logit rows needed when the next `count` tokens are computed."""
         end = self.num_computed + count
-        return len(self.target_rows(self.num_computed, end)) + (end == self.num_tokens)
+        drawing = end == self.num_tokens and self.pool is None
+        return len(self.target_rows(self.num_computed, end)) + drawing
 
 
-def check_request(request: GenerateRequest, vocab_size: int, max_model_len: int) -> None:
+def check_request(
+    request: GenerateRequest, vocab_size: int, max_model_len: int, hidden_size: int = 0
+) -> None:
     """Raise `InvalidRequest` for what would make the engine read or write out of bounds, or never end.
 
     The rooms above have validated the parameters for their users; this is the engine's own threshold.
@@ -204,6 +223,16 @@ def check_request(request: GenerateRequest, vocab_size: int, max_model_len: int)
                 f"{name} holds token id {wrong}; the model's vocabulary has ids 0 to {vocab_size - 1}.",
                 param=name,
             )
+    if request.pooling is not None:
+        check_pooling(request.pooling, hidden_size)
+        if len(request.prompt) > max_model_len or request.output:
+            raise InvalidRequest(
+                f"The input has {len(request.prompt)} tokens; the context holds {max_model_len}. Shorten it or raise "
+                "--max-model-len.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        return
     total = len(request.prompt) + len(request.output)
     # A resumed sequence may have reached the context's end; a fresh one needs room for a token.
     if len(request.prompt) >= max_model_len or total > max_model_len:

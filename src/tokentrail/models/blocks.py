@@ -88,9 +88,12 @@ def geglu(ops: Recorder, w: Weights, h: Value, *, residual: Value | None = None)
 
 
 def logits(ops: Recorder, config: ModelConfig, w: Weights, x: Value) -> Value:
-    """The last norm and the output matrix, of the rows whose logits are wanted: [logit rows, vocab]."""
-    x = ops.rms_norm(
-        ops.logit_rows(x), w.vector("norm"), eps=config.rms_norm_eps, weight_offset=config.norm_offset
-    )
-    x = ops.linear(x, w.linear("embed" if config.tie_embeddings else "head"))
-    return ops.softcap(x, config.logit_softcap) if config.logit_softcap else x
+    """The last norm and the output matrix, of the rows whose logits are wanted: [logit rows, vocab]. And the last norm
+    of all rows, for embeddings.
+    """
+    norm, eps, offset = w.vector("norm"), config.rms_norm_eps, config.norm_offset
+    h = ops.rms_norm(ops.logit_rows(x), norm, eps=eps, weight_offset=offset)
+    h = ops.linear(h, w.linear("embed" if config.tie_embeddings else "head"))
+    h = ops.softcap(h, config.logit_softcap) if config.logit_softcap else h
+    ops.states(x, norm, eps=eps, weight_offset=offset)
+    return h

@@ -82,8 +82,17 @@ class Executable(Protocol):
         block_tables: I32,
         logit_rows: I32,
         adapters: I32 | None = None,
+        *,
+        states: bool = False,
     ) -> F32:
-        """Run a step (arrays as in `engine.batch.Batch`) → logits [L, vocab], valid until the next step."""
+        """Run a step (arrays as in `engine.batch.Batch`) → logits [L, vocab], valid until the next step.
+
+        `states`: compute what `states` returns, too.
+        """
+        ...
+
+    def states(self, tokens: int) -> F32:
+        """Last hidden states [tokens, dim] of the latest step's tokens, valid until the next step."""
         ...
 
     def sample(

@@ -113,15 +113,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """A recorded forward pass. `values[i]` describes value i; the last value holds the logits."""
+    """A recorded forward pass. `values[i]` describes value i; value `logits` holds the logits."""
 
     calls: tuple[Call, ...]
     values: tuple[Value, ...]
     logits: int
+    states: int | None = None
+    """The value that the last call makes for steps that ask for it: each token's last hidden state."""
 
     def last_use(self, value: int) -> int:
-        """Index of the last call that reads `value`; the logits live to the end."""
-        if value == self.logits:
+        """Index of the last call that reads `value`; logits and states live to the end."""
+        if value in (self.logits, self.states):
             return len(self.calls)
         return self._last_uses.get(value, -1)
 
@@ -160,9 +162,19 @@ class Recorder:
         self._calls: list[Call] = []
         self._values: list[Value] = []
         self._gathered: dict[tuple[int, bytes], Value] = {}
+        self._states: Value | None = None
 
     def finish(self, logits: Value) -> Program:
-        return Program(tuple(self._calls), tuple(self._values), logits.id)
+        states = self._states
+        if states is not None and self._calls[-1].output != states.id:
+            raise ValueError("states are recorded last: steps that do not ask for them leave them out")
+        return Program(
+            tuple(self._calls), tuple(self._values), logits.id, None if states is None else states.id
+        )
+
+    def states(self, x: Value, weight: Any, *, eps: float, weight_offset: float = 0.0) -> None:
+        """The normed rows of x are what embeddings are made of: [tokens, dim]. Only computed where a step asks."""
+        self._states = self.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
 
     def embedding(self, table: Any, *, dim: int, scale: float = 1.0) -> Value:
         """Row `token` of the table [vocab, dim] for each token of the step, times `scale`."""

@@ -32,6 +32,17 @@ class TokenAlternatives(msgspec.Struct, array_like=True, gc=False):
 # --- to the engine ---------------------------------------------------------------------------------
 
 
+class Pooling(msgspec.Struct, kw_only=True, frozen=True):
+    """How a prompt's last hidden states become one vector."""
+
+    kind: str
+    """`last`: that of the last token; `cls`: that of the first one; `mean`: of all."""
+    dimensions: int | None = None
+    """So many values are kept; None: all."""
+    normalize: bool = True
+    """Give it a length of one."""
+
+
 class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     """One sequence to generate. A request with n > 1 is n of these, which share `group` and differ in `choice`."""
 
@@ -61,6 +72,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     """What the output must be, as `text.grammar` compiles it; None: anything."""
     resumed: bool = False
     """An engine process that died had accepted it already, so the waiting queue's bound does not concern it."""
+    pooling: Pooling | None = None
+    """Generate nothing: the answer is the prompt's embedding, in `Finish.embedding`."""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -84,6 +97,8 @@ class Finish(msgspec.Struct, array_like=True):
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended the sequence. It is the last of `Delta.token_ids`."""
     error: str | None = None
+    embedding: bytes | None = None
+    """Of a request with `pooling`: little-endian float32."""
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -170,6 +185,8 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     threads: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    hidden_size: int = 0
+    """Values of a hidden state, and of an embedding."""
     load_seconds: float = 0.0
     adapters: list[AdapterInfo] = []
     file_bytes: int = 0

@@ -101,7 +101,7 @@ class NativeExecutable:
         )
         self._sampler = _native.Sampler(pool, backend.isa, vocab)
         self._last_results: tuple[I32, F32, I32, F32] | None = None
-        self._logits = _Lowering(self.program, program, kv).run()
+        self._logits, self._states = _Lowering(self.program, program, kv).run()
 
     @property
     def nbytes(self) -> int:
@@ -115,15 +115,23 @@ class NativeExecutable:
         block_tables: I32,
         logit_rows: I32,
         adapters: I32 | None = None,
+        *,
+        states: bool = False,
     ) -> F32:
         step = (tokens, positions, row_starts, block_tables, logit_rows)
         if self._eager:
-            for call in range(self.program.calls):
+            for call in range(self.program.calls if states else self.program.calls_without_states):
                 self.program.run(*step, only=call, adapters=adapters)
         else:
-            self.program.run(*step, adapters=adapters)
+            self.program.run(*step, adapters=adapters, states=states)
         logits: F32 = self.program.array(self._logits, len(logit_rows))
         return logits
+
+    def states(self, tokens: int) -> F32:
+        if self._states is None:
+            raise ValueError("the program records no states")
+        values: F32 = self.program.array(self._states, tokens)
+        return values
 
     def sample(
         self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
@@ -216,13 +224,17 @@ class _Lowering:
         self.outlier_limits = {value: program.outlier_limit(value) for value in integer}
         self.last_use = [program.last_use(v.id) for v in program.values]
 
-    def run(self) -> int:
+    def run(self) -> tuple[int, int | None]:
+        """Returns the buffers of logits and states."""
+        states = self.source.states
         for index, call in enumerate(self.source.calls):
+            if states is not None and call.output == states:
+                self.native.begin_states()
             self._lower(index, call)
             for value in set(call.inputs):
                 if self.last_use[value] == index:
                     self._release(value)
-        return self.buffer_of[self.source.logits]
+        return self.buffer_of[self.source.logits], None if states is None else self.buffer_of[states]
 
     def _shape(self, value: int) -> tuple[str, int, float]:
         v = self.source.values[value]

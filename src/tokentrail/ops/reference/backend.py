@@ -177,6 +177,8 @@ class ReferenceExecutable:
         block_tables: I32,
         logit_rows: I32,
         adapters: I32 | None = None,
+        *,
+        states: bool = False,
     ) -> F32:
         step = _Step(tokens, positions, row_starts, block_tables, logit_rows, adapters)
         self.values = {}
@@ -185,6 +187,10 @@ class ReferenceExecutable:
             if call.output is not None:
                 self.values[call.output] = result
         return self.values[self.program.logits].astype(np.float32)
+
+    def states(self, tokens: int) -> F32:
+        assert self.program.states is not None
+        return self.values[self.program.states].astype(np.float32)
 
     def sample(
         self, logits: F32, top_width: int, **rows: npt.NDArray[Any] | None
