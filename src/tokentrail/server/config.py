@@ -39,6 +39,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_credentials: bool = False
     max_body_bytes: int = 16 * 1024 * 1024
     """Larger request bodies get 413."""
+    max_connections: int | None = None
+    """Open connections at most. Beyond them those that rest are closed, the longest first, and where none rests, new
+    ones are refused with 503. None: what the limit on open files leaves room for."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     send_timeout: float = 60.0

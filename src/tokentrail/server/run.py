@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_HEADER_BYTES = 64 * 1024
-_KEEP_ALIVE = 30.0
-"""Seconds an idle connection stays open: longer than clients keep theirs, so that they never lose the race.
-"""
+_OTHER_FILES = 256
+"""File descriptors kept for all but clients: the engine's, logs, adapters, connections that are refused."""
+_MOST_FILES = 1 << 20
 
 
 def serve(
@@ -49,6 +48,7 @@ def serve(
     Raises a `TokentrailError` that says why, if the model cannot be loaded or the address is taken.
     """
     setup_logging(config.log_level)
+    raise_file_limit()
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
@@ -57,6 +57,30 @@ def serve(
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections as the system allows it."""
+    try:
+        import resource
+    except ImportError:  # not there on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """As many as file descriptors are there for."""
+    try:
+        import resource
+    except ImportError:
+        return 512
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return int(max(soft - _OTHER_FILES, soft // 2, 1))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -231,7 +255,7 @@ def _web_server(state: ServerState) -> uvicorn.Server:
     import uvicorn
 
     from tokentrail.server.app import create_app
-    from tokentrail.server.connection import connection_class
+    from tokentrail.server.connection import KEEP_ALIVE, connection_class
 
     class WebServer(uvicorn.Server):
         """Leaves signals to us."""
@@ -240,19 +264,25 @@ def _web_server(state: ServerState) -> uvicorn.Server:
         def capture_signals(self):  # type: ignore[no-untyped-def]
             yield
 
+    config = state.config
     return WebServer(
         uvicorn.Config(
             create_app(state),
             # h11 bounds the size of headers; the faster parser takes any number of megabytes.
-            http=connection_class(send_timeout=state.config.send_timeout),
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            http=connection_class(
+                send_timeout=config.send_timeout,
+                max_connections=config.max_connections or most_connections(),
+                on_refused=lambda status: state.metrics.http_response("other", "other", status),
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=int(_KEEP_ALIVE),
+            headers=[("keep-alive", f"timeout={KEEP_ALIVE:.0f}")],
+            # Connections see to it themselves, a little earlier.
+            timeout_keep_alive=int(KEEP_ALIVE) + 5,
             # All answers are done when it is told to exit; this is for connections that do not close.
             timeout_graceful_shutdown=2,
         )
