@@ -76,12 +76,14 @@ def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
         "--trail-size", "5", "--allowed-origins", "http://a,http://b", "--allowed-methods", "GET",
         "POST", "--allowed-headers", "x-a", "--allow-credentials", "--shutdown-timeout", "3.5",
         "--log-level", "debug", "--no-log-requests", "--generation-config", "vllm",
+        "--allowed-hosts", "a.example", "b.example", "--max-connections", "50",
     )  # fmt: skip
     assert config == ServerConfig(
         host="0.0.0.0", port=0, chat_template=str(template), trail_text=True, trail_size=5,
         allowed_origins=("http://a", "http://b"), allowed_methods=("GET", "POST"),
         allowed_headers=("x-a",), allow_credentials=True, shutdown_timeout=3.5, log_level="debug",
         log_requests=False, generation_config="vllm",
+        allowed_hosts=("a.example", "b.example"), max_connections=50,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +110,26 @@ class ServerOptions:
     allow_credentials: Annotated[
         bool, typer.Option("--allow-credentials", help="Let pages send cookies.", rich_help_panel=BROWSERS)
     ] = False
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-hosts",
+            metavar="HOST...",
+            help="Host names that requests may be sent to; * for any. Default: any, but at a loopback address without "
+            "keys only those that web pages cannot take for their own.",
+            rich_help_panel=BROWSERS,
+        ),
+    ] = None
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections",
+            min=1,
+            metavar="N",
+            help="Open connections at most; idle ones make room. Default: as many as the limit on open files allows.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -171,7 +190,14 @@ class ServeCommand(Command):
     """Accepts lists as vLLM's users write them: `--served-model-name a b` besides repeating the flag."""
 
     LISTS = frozenset(
-        {"--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"}
+        {
+            "--served-model-name",
+            "--api-key",
+            "--allowed-origins",
+            "--allowed-methods",
+            "--allowed-headers",
+            "--allowed-hosts",
+        }
     )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -186,6 +212,7 @@ def _check_lists(server: ServerOptions) -> None:
         ("--allowed-origins", server.allowed_origins),
         ("--allowed-methods", server.allowed_methods),
         ("--allowed-headers", server.allowed_headers),
+        ("--allowed-hosts", server.allowed_hosts),
     ):
         for value in _words(values):
             if value.lower().endswith(".gguf") or (flag == "--served-model-name" and Path(value).is_file()):
@@ -194,14 +221,6 @@ def _check_lists(server: ServerOptions) -> None:
                     f"tokentrail serve {value} {flag} …, or behind --model",
                     param_hint=flag,
                 )
-
-
-def _local(host: str) -> bool:
-    """Whether only this machine can reach a server at `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def spread_lists(arguments: list[str], flags: frozenset[str]) -> list[str]:
@@ -231,7 +250,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API. Without a model: the demo model."""
-    from tokentrail.server.config import ServerConfig
+    from tokentrail.server.config import ServerConfig, is_loopback
 
     if server.log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter(
@@ -258,11 +277,13 @@ def serve(
         allowed_methods=_words(server.allowed_methods) or ("*",),
         allowed_headers=_words(server.allowed_headers) or ("*",),
         allow_credentials=server.allow_credentials,
+        allowed_hosts=_words(server.allowed_hosts),
+        max_connections=server.max_connections,
         shutdown_timeout=server.shutdown_timeout,
         log_level=server.log_level,
         log_requests=server.log_requests,
     )
-    if not config.api_keys and not _local(config.host):
+    if not config.api_keys and not is_loopback(config.host):
         note(
             f"--host {config.host or repr('')}: everyone who can reach this machine may use the server; "
             f"--api-key-file or {KEY_VARIABLE} lets in only those who have a key."

@@ -14,7 +14,8 @@ from tokentrail import __version__
 from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import tokenizing
 from tokentrail.server.errors import HTTPError, on_error, on_http_exception
-from tokentrail.server.gate import Gate
+from tokentrail.server.gate import Gate, RequestIds
+from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import Keys
 from tokentrail.server.openai.routes import create_router
 from tokentrail.server.schemas import json_response
@@ -43,10 +44,14 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(TokentrailError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_middleware(
-        Gate, keys=Keys(config.api_keys), metrics=state.metrics, log_requests=config.log_requests
+        Gate,
+        keys=Keys(config.api_keys),
+        hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=bool(config.api_keys)),
+        metrics=state.metrics,
+        log_requests=config.log_requests,
     )
     if config.allowed_origins:
-        # Outermost: a browser must be able to read a refusal too, and its preflight has no key.
+        # Outside the gate: a browser must be able to read a refusal too, and its preflight has no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
@@ -55,6 +60,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_credentials=config.allow_credentials,
             expose_headers=["x-request-id"],
         )
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -68,7 +74,6 @@ def _operations(state: ServerState) -> APIRouter:
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
         return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import msgspec
 
 from tokentrail.engine.config import EngineConfig
@@ -37,6 +39,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the `Host` header that are answered for; empty: see `server.hosts`."""
     max_body_bytes: int = 16 * 1024 * 1024
     """Larger request bodies get 413."""
     max_connections: int | None = None
@@ -49,3 +53,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_requests: bool = True
     """One line per answered request (never its text)."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,6 +15,7 @@ import h11
 from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.errors import HTTPError, error_response, unavailable
 from tokentrail.server.parser import MOST_HEADER_BYTES, MOST_HEADERS, Parser
@@ -94,8 +95,8 @@ class Connection(H11Protocol):
     keep_alive: ClassVar[float] = KEEP_ALIVE
     max_connections: ClassVar[int] = 1_000_000
     """Beyond them, the one that rests longest is closed; where none rests, a new one is refused with 503."""
-    on_refused: ClassVar[Callable[[int], None] | None] = None
-    """Told the status of each response that no application has seen."""
+    metrics: ClassVar[Metrics | None] = None
+    """Count the responses that no application has seen."""
     resting: ClassVar[dict[Connection, None]] = {}
     """Connections without a request, the longest first."""
 
@@ -175,7 +176,7 @@ class Connection(H11Protocol):
         elif self._half_closed:
             self.close()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. True: it may still read."""
         cycle = self.cycle
         if self.lingering or self.scheme == "https":  # TLS knows no half of a connection
@@ -302,15 +303,19 @@ class Connection(H11Protocol):
             self.close()  # what is wrong is the unread rest of a request that has its answer
             return
         response: Response = error_response(error)
-        headers = [*self.server_state.default_headers, *response.raw_headers, (b"x-request-id", _request_id())]
+        headers = [
+            *self.server_state.default_headers,
+            *response.raw_headers,
+            (b"x-request-id", _request_id()),
+        ]
         headers = [header for header in headers if header[0] != b"connection"] + [(b"connection", b"close")]
         head = h11.Response(
             status_code=error.status, headers=headers, reason=STATUS_PHRASES.get(error.status, b"")
         )
         for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        if self.on_refused is not None:
-            type(self).on_refused(error.status)  # type: ignore[misc]
+        if self.metrics is not None:
+            self.metrics.http_response("other", "other", error.status)
         self.close()
 
 

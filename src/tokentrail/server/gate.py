@@ -1,5 +1,5 @@
-"""What every HTTP request passes first: its id, its key, a count of its response, a net under its errors, and a
-line in the log if it is refused.
+"""What every HTTP request passes first: its id, the host it names, its key, a count of its response, a net under its
+errors, and a line in the log if it is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,7 @@ from tokentrail.server.errors import (
     openai_shape,
     printable,
 )
+from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import OPEN_PATHS, Keys
 
 log = logging.getLogger(__name__)
@@ -34,13 +36,42 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
+class RequestIds:
+    """ASGI middleware: every response has an `x-request-id`, the client's own where it sent one. Leaves
+    `client_request_id` in the request's state.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = b""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                request_id = value
+        scope.setdefault("state", {})["client_request_id"] = request_id.decode() or None
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message.setdefault("headers", [])
+                if not any(name == b"x-request-id" for name, _ in headers):
+                    headers.append((b"x-request-id", request_id or f"req_{uuid.uuid4().hex}".encode()))
+            await send(message)
+
+        await self.app(scope, receive, named)
+
+
 class Gate:
-    """ASGI middleware. Leaves `tenant`, `client_request_id`, `received` and `error_shape` in the request's state."""
+    """ASGI middleware. Leaves `tenant`, `received` and `error_shape` in the request's state."""
 
     def __init__(
         self,
         app: ASGIApp,
         keys: Keys,
+        hosts: Hosts,
         metrics: Metrics,
         *,
         shapes: Mapping[str, Shape] | None = None,
@@ -51,42 +82,40 @@ class Gate:
         self.shapes = dict(shapes or {})
         self.log_requests = log_requests
         self.keys = keys
+        self.hosts = hosts
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = _plain(scope)
         authorization: bytes | None = None
         api_key: bytes | None = None
-        request_id = b""
+        host: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value
             elif name == b"x-api-key":
                 api_key = value
-            elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-                request_id = value
+            elif name == b"host":
+                host = value
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key  # as Anthropic's clients send it
         state = scope.setdefault("state", {})
         shape = state["error_shape"] = self._shape(scope["path"])
-        state["client_request_id"] = request_id.decode() or None
         state["received"] = time.time()
-        request_id = request_id or f"req_{uuid.uuid4().hex}".encode()
         status = 0
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message.setdefault("headers", [])
-                if not any(name == b"x-request-id" for name, _ in headers):
-                    headers.append((b"x-request-id", request_id))
             await send(message)
 
         try:
             if scope["path"] not in OPEN_PATHS:
+                self.hosts.check(host)
                 state["tenant"] = self.keys.tenant(authorization)
             await self.app(scope, receive, counted)
         except ClientDisconnect:
@@ -114,9 +143,22 @@ class Gate:
         return openai_shape
 
 
+def _plain(scope: Scope) -> Scope:
+    """What routes know: HEAD is GET (the web server leaves the body out), and a URL in its absolute form (RFC 9112,
+    section 3.2.2) is its path. The web server's own scope stays as it is.
+    """
+    path: str = scope["path"]
+    if path[:7].lower() == "http://" or path[:8].lower() == "https://":
+        path = "/" + path.split("/", 3)[3] if path.count("/") > 2 else "/"
+        scope = {**scope, "path": path, "raw_path": quote(path).encode()}
+    if scope["method"] == "HEAD":
+        scope = {**scope, "method": "GET", "head": True}
+    return scope
+
+
 def _method(scope: Scope) -> str:
     """The method, if it is one of HTTP's: a client may make up any number of words."""
-    method: str = scope["method"]
+    method: str = "HEAD" if scope.get("head") else scope["method"]
     return method if method in _METHODS else "other"
 
 

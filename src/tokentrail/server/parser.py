@@ -35,6 +35,8 @@ class Parser(h11.Connection):
     def _check(self, event: object) -> None:
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
+            if not event.http_version.startswith(b"1."):
+                raise h11.RemoteProtocolError("another version of HTTP", error_status_hint=505)
             # h11 looks at the size of what is incomplete only: headers that came in one piece may be longer.
             nbytes = len(event.target) + sum(len(name) + len(value) for name, value in event.headers)
             if len(event.headers) > MOST_HEADERS or nbytes > MOST_HEADER_BYTES:

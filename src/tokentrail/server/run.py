@@ -272,7 +272,7 @@ def _web_server(state: ServerState) -> uvicorn.Server:
             http=connection_class(
                 send_timeout=config.send_timeout,
                 max_connections=config.max_connections or most_connections(),
-                on_refused=lambda status: state.metrics.http_response("other", "other", status),
+                metrics=state.metrics,
             ),
             ws="none",
             lifespan="off",
