@@ -13,8 +13,8 @@ from scripted_engine import engine_info
 from scripted_server import MODEL, MakeServer, ScriptedServer
 
 from tokentrail.protocol import EngineDead, InvalidRequest, Overloaded
+from tokentrail.server import schemas
 from tokentrail.server.errors import describe
-from tokentrail.server.openai import requests
 from tokentrail.server.state import ClientGone
 
 USER = {"role": "user", "content": "Hi"}
@@ -245,7 +245,7 @@ def test_asking_for_nothing_is_fine(server: ScriptedServer, neutral: dict[str, A
 def test_unknown_fields_are_ignored_and_logged_once(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests._told.clear()
+    schemas._told.clear()
     with caplog.at_level(logging.WARNING, "tokentrail"):
         for _ in range(3):
             assert server.chat(no_such_thing="the secret value").status_code == 200

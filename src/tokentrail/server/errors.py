@@ -6,7 +6,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -21,22 +21,30 @@ CLIENT_GONE = 499
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
+    """What can be said of an error. OpenAI's dialect says all of it but the id."""
+
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    request_id: str = ""
+    """As its header has it; empty where that is not known."""
 
 
-class ErrorResponse(msgspec.Struct):
-    error: ErrorBody
+class Shaped(NamedTuple):
+    """What a shape may give instead of the value alone, where a dialect has another status for an error."""
+
+    value: Any
+    status: int
 
 
 Shape: TypeAlias = Callable[[ErrorBody, int], Any]
-"""An error and its HTTP status → the JSON value that says so in a dialect."""
+"""An error and its HTTP status → the JSON value that says so in a dialect, or `Shaped`."""
 
 
-def openai_shape(error: ErrorBody, status: int) -> ErrorResponse:
-    return ErrorResponse(error)
+def openai_shape(error: ErrorBody, status: int) -> Any:
+    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": body}
 
 
 class HTTPError(TokentrailError):
@@ -77,21 +85,34 @@ def unavailable(message: str, code: str) -> HTTPError:
     return HTTPError(503, message, type="server_error", code=code)
 
 
-def error_json(error: Exception, shape: Shape = openai_shape) -> bytes:
+def shaped(error: Exception, shape: Shape, request_id: str = "") -> Shaped:
     """What the client is told. Of errors that are not for users' eyes, only that there was one."""
     if isinstance(error, TokentrailError):
-        body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
+        body = ErrorBody(
+            message=error.message,
+            type=error.type,
+            param=error.param,
+            code=error.code,
+            request_id=request_id,
+        )
     else:
-        body = ErrorBody(message="The server had an internal error.", type="server_error")
-    return msgspec.json.encode(shape(body, status_of(error)))
+        message = "The server had an internal error."
+        body = ErrorBody(message=message, type="server_error", request_id=request_id)
+    status = status_of(error)
+    made = shape(body, status)
+    return made if isinstance(made, Shaped) else Shaped(made, status)
+
+
+def error_json(error: Exception, shape: Shape = openai_shape, request_id: str = "") -> bytes:
+    return msgspec.json.encode(shaped(error, shape, request_id).value)
 
 
 def status_of(error: Exception) -> int:
     return error.status if isinstance(error, TokentrailError) else 500
 
 
-def error_response(error: Exception, shape: Shape = openai_shape) -> Response:
-    status = status_of(error)
+def error_response(error: Exception, shape: Shape = openai_shape, request_id: str = "") -> Response:
+    value, status = shaped(error, shape, request_id)
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -102,12 +123,12 @@ def error_response(error: Exception, shape: Shape = openai_shape) -> Response:
     if status == 413:
         # The rest of the body is not read.
         headers["Connection"] = "close"
-    return Response(error_json(error, shape), status, headers, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     request.state.problem = error
-    return error_response(error, request.state.error_shape)
+    return error_response(error, request.state.error_shape, request.state.request_id)
 
 
 def describe(error: Exception) -> str:

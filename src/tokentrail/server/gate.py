@@ -38,7 +38,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 class RequestIds:
     """ASGI middleware: every response has an `x-request-id`, the client's own where it sent one. Leaves
-    `client_request_id` in the request's state.
+    `client_request_id` and `request_id`, which is that or a new one, in the request's state.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,13 +52,18 @@ class RequestIds:
         for name, value in scope["headers"]:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 request_id = value
-        scope.setdefault("state", {})["client_request_id"] = request_id.decode() or None
+        state = scope.setdefault("state", {})
+        state["client_request_id"] = request_id.decode() or None
+        request_id = request_id or f"req_{uuid.uuid4().hex}".encode()
+        state["request_id"] = request_id.decode()
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = message.setdefault("headers", [])
-                if not any(name == b"x-request-id" for name, _ in headers):
-                    headers.append((b"x-request-id", request_id or f"req_{uuid.uuid4().hex}".encode()))
+                sent = next((value for name, value in headers if name == b"x-request-id"), None)
+                if sent is None:
+                    headers.append((b"x-request-id", request_id))
+                headers.append((b"request-id", sent or request_id))  # Anthropic's name for it
             await send(message)
 
         await self.app(scope, receive, named)
@@ -75,11 +80,15 @@ class Gate:
         metrics: Metrics,
         *,
         shapes: Mapping[str, Shape] | None = None,
+        header_shapes: Mapping[bytes, Shape] | None = None,
         log_requests: bool = True,
     ) -> None:
-        """`shapes`: by the beginning of a path, how errors look there; OpenAI's elsewhere."""
+        """How errors look: `header_shapes`, for requests that have a header; `shapes`, by the beginning of a path;
+        otherwise as OpenAI's.
+        """
         self.app = app
         self.shapes = dict(shapes or {})
+        self.header_shapes = dict(header_shapes or {})
         self.log_requests = log_requests
         self.keys = keys
         self.hosts = hosts
@@ -93,6 +102,7 @@ class Gate:
         authorization: bytes | None = None
         api_key: bytes | None = None
         host: bytes | None = None
+        shape = self._shape(scope["path"])
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value
@@ -100,10 +110,12 @@ class Gate:
                 api_key = value
             elif name == b"host":
                 host = value
+            elif name in self.header_shapes:
+                shape = self.header_shapes[name]
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key  # as Anthropic's clients send it
         state = scope.setdefault("state", {})
-        shape = state["error_shape"] = self._shape(scope["path"])
+        state["error_shape"] = shape
         state["received"] = time.time()
         status = 0
 
@@ -124,11 +136,11 @@ class Gate:
             if status:
                 raise
             state["problem"] = error
-            await error_response(error, shape)(scope, receive, counted)
+            await error_response(error, shape, state["request_id"])(scope, receive, counted)
         except Exception as error:
             log_internal(error, f"{_method(scope)} {_route(scope)}")
             if not status:
-                await error_response(error, shape)(scope, receive, counted)
+                await error_response(error, shape, state["request_id"])(scope, receive, counted)
         finally:
             # Those that reach a model have a line of their own.
             problem = state.get("problem")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokentrail.answer import Answer, AnswerRequest, ChatOptions, Choice, Chunk, Prompt, collect
-from tokentrail.protocol import SamplingParams, TokentrailError
+from tokentrail.protocol import InvalidRequest, SamplingParams, TokentrailError
 from tokentrail.server.connection import BODY_WRITER
 from tokentrail.server.errors import describe, error_response, log_internal, model_not_found
 from tokentrail.server.state import ClientGone, Guard, ServerState
@@ -51,6 +52,8 @@ class Question(msgspec.Struct, kw_only=True):
     echo: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    names: Mapping[str, str] = {}
+    """Names of parameters as they are here → in the dialect: errors speak of the latter."""
 
 
 class Stream(Protocol):
@@ -104,7 +107,8 @@ class Generation(Response):
         self._id = dialect.prefix + uuid.uuid4().hex
         self._client_id: str | None = request.state.client_request_id
         # By this header's value, too, the journey is found.
-        self._id_header = {"x-request-id": self._client_id or self._id}
+        self._request_id = self._client_id or self._id
+        self._id_header = {"x-request-id": self._request_id}
         self._answer: Answer | None = None
         self._stream: Stream | None = None
         """Set once its headers are sent: from then on errors are part of it."""
@@ -135,7 +139,7 @@ class Generation(Response):
             if self._stream is not None:
                 await send(_body(self._stream.failed(error), more=False))
             elif not self._responding:
-                response = error_response(error, self._request.state.error_shape)
+                response = error_response(error, self._request.state.error_shape, self._request_id)
                 response.headers.update(self._id_header)
                 await response(scope, receive, send)
         finally:
@@ -149,25 +153,27 @@ class Generation(Response):
             raise model_not_found(model)
         question = self._dialect.question()
         max_tokens = question.sampling.max_tokens
-        return await backend.open(
-            AnswerRequest(
-                id=self._id,
-                prompts=question.prompts,
-                sampling=question.sampling,
-                unset=[*question.unset, *(["max_tokens"] if max_tokens is None else [])],
-                model=model,
-                endpoint=self._request.url.path,
-                chat=question.chat,
-                default_max_tokens=question.default_max_tokens,
-                echo=question.echo,
-                request_id=self._client_id,
-                tenant=self._request.state.tenant,
-                priority=question.priority,
-                # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
-                salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
-                received=self._request.state.received,
-            )
+        request = AnswerRequest(
+            id=self._id,
+            prompts=question.prompts,
+            sampling=question.sampling,
+            unset=[*question.unset, *(["max_tokens"] if max_tokens is None else [])],
+            model=model,
+            endpoint=self._request.url.path,
+            chat=question.chat,
+            default_max_tokens=question.default_max_tokens,
+            echo=question.echo,
+            request_id=self._client_id,
+            tenant=self._request.state.tenant,
+            priority=question.priority,
+            # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
+            salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
+            received=self._request.state.received,
         )
+        try:
+            return await backend.open(request)
+        except InvalidRequest as error:
+            raise in_words_of(question.names, error) from None
 
     async def _send_stream(self, answer: Answer, send: Send) -> None:
         stream = self._dialect.stream(answer)
@@ -248,6 +254,16 @@ class Generation(Response):
             usage.completion_tokens,
             seconds,
         )
+
+
+def in_words_of(names: Mapping[str, str], error: InvalidRequest) -> InvalidRequest:
+    """The same error, naming parameters as a dialect does; see `Question.names`."""
+    for ours, theirs in names.items():
+        name = re.compile(rf"(?<!\w){re.escape(ours)}(?!\w)")
+        error.message = name.sub(theirs, error.message)
+        error.param = error.param and name.sub(theirs, error.param)
+    error.args = (error.message,)
+    return error
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:

@@ -5,15 +5,18 @@ Bodies are parsed here, not by the framework: large ones at their own pace, and 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+import logging
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.body import read_body
+
+log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
@@ -21,6 +24,48 @@ Item = TypeVar("Item")
 # Only the first wrong item is told. Without this, a million of them would be collected: seconds in which
 # nothing else is served, and hundreds of megabytes.
 List = Annotated[list[Item], Field(fail_fast=True)]
+
+
+class CheckedRequest(BaseModel):
+    """A request whose further parameters are looked at: those that cannot be honoured are refused, unknown ones
+    logged once.
+    """
+
+    # Clients may send null for any parameter: it means "not given" throughout.
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {}
+    """Parameter → what to say when it is given. A value that asks for nothing (null, false, [], …) is fine.
+    """
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that are known, and rightly have no effect here."""
+
+    def check(self) -> None:
+        """Raises `InvalidRequest`."""
+        for name, value in (self.model_extra or {}).items():
+            reason = self.UNSUPPORTED.get(name)
+            if reason is not None:
+                if not _asks_for_nothing(value):
+                    raise InvalidRequest(f"{name} is not supported: {reason}", param=name)
+            elif name not in self.HARMLESS:
+                _ignored(name)
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    if value in (None, False, "none", "auto", "", ["text"]) or value == {"type": "text"}:
+        return True
+    return isinstance(value, (list, dict)) and not value
+
+
+_told: set[str] = set()
+_MOST_TOLD = 100
+
+
+def _ignored(name: str) -> None:
+    """Log an unknown parameter once; only its name, and not without end."""
+    if name not in _told and len(_told) < _MOST_TOLD:
+        _told.add(name)
+        log.warning("ignoring the unknown parameter %r", name[:80])
 
 
 async def read_json(request: Request, model: type[Model], limit: int) -> Model:

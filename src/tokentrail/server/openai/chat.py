@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from tokentrail.answer import Answer, ChatOptions, ChatPrompt, Choice, Chunk, TokenLogprob, Usage
 from tokentrail.protocol import InvalidRequest, SamplingParams
+from tokentrail.server.conversation import thinking_variables
 from tokentrail.server.generation import Question
 from tokentrail.server.openai.dialect import OpenAIDialect, SSEStream
 from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage, ToolChoice
@@ -53,29 +54,8 @@ def prompt_of(body: ChatCompletionRequest) -> ChatPrompt:
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         tools=_told_tools(body),
-        template_kwargs={**_thinking(body), **kwargs},
+        template_kwargs={**thinking_variables(body.reasoning_effort, body.enable_thinking), **kwargs},
     )
-
-
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-
-def _thinking(body: ChatCompletionRequest) -> dict[str, Any]:
-    """What templates know of thinking, as their variables."""
-    variables: dict[str, Any] = {}
-    if (effort := body.reasoning_effort) is not None:
-        if effort not in _EFFORTS:
-            raise InvalidRequest(
-                f"reasoning_effort must be one of {', '.join(_EFFORTS)}, not {effort[:40]!r}.",
-                param="reasoning_effort",
-            )
-        if effort == "none":
-            variables |= {"enable_thinking": False, "thinking": False}
-        else:
-            variables["reasoning_effort"] = effort
-    if body.enable_thinking is not None:
-        variables |= {"enable_thinking": body.enable_thinking, "thinking": body.enable_thinking}
-    return variables
 
 
 def _told_tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
@@ -316,16 +296,15 @@ class ChatStream(SSEStream):
 
 
 def _logprobs(entries: list[TokenLogprob]) -> ChatLogprobs:
-    return ChatLogprobs(
-        [
-            TokenLogprobBody(
-                entry.token.text,
-                finite(entry.logprob),
-                list(entry.token.bytes),
-                [TopLogprobBody(token.text, finite(value), list(token.bytes)) for token, value in entry.top],
-            )
-            for entry in entries
-        ]
+    return ChatLogprobs([logprob_body(entry) for entry in entries])
+
+
+def logprob_body(entry: TokenLogprob) -> TokenLogprobBody:
+    return TokenLogprobBody(
+        entry.token.text,
+        finite(entry.logprob),
+        list(entry.token.bytes),
+        [TopLogprobBody(token.text, finite(value), list(token.bytes)) for token, value in entry.top],
     )
 
 

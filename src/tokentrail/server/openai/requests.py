@@ -7,16 +7,13 @@ its reason; unknown ones are ignored, and logged once.
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
-from tokentrail.server.schemas import List
-
-log = logging.getLogger(__name__)
+from tokentrail.server.schemas import CheckedRequest, List
 
 
 def _numbers(value: Any) -> Any:
@@ -121,11 +118,8 @@ class ToolChoice(BaseModel):
     function: NamedFunction
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(CheckedRequest):
     """What both ways of asking share."""
-
-    # OpenAI's clients may send null for any parameter: it means "not given" throughout.
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str = Field(min_length=1)
     max_tokens: int | None = None
@@ -162,11 +156,7 @@ class GenerationRequest(BaseModel):
     guided_choice: List[str] | None = None
     guided_grammar: str | None = None
 
-    UNSUPPORTED: ClassVar[dict[str, str]] = {}
-    """Parameter → what to say when it is given. A value that asks for nothing (null, false, [], …) is fine.
-    """
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"guided_decoding_backend"})
-    """Parameters that are known, and rightly have no effect here."""
 
     @property
     def include_usage(self) -> bool:
@@ -229,13 +219,7 @@ class GenerationRequest(BaseModel):
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true.", param="stream_options"
             )
-        for name, value in (self.model_extra or {}).items():
-            reason = self.UNSUPPORTED.get(name)
-            if reason is not None:
-                if not _asks_for_nothing(value):
-                    raise InvalidRequest(f"{name} is not supported: {reason}", param=name)
-            elif name not in self.HARMLESS:
-                _ignored(name)
+        super().check()
 
 
 _SAME_NAME = (
@@ -341,12 +325,6 @@ def _of_response_format(wanted: ResponseFormat) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=True if schema is None else schema, field=field)
 
 
-def _asks_for_nothing(value: Any) -> bool:
-    if value in (None, False, "none", "auto", "", ["text"]) or value == {"type": "text"}:
-        return True
-    return isinstance(value, (list, dict)) and not value
-
-
 def _token_id(key: str) -> int:
     try:
         return int(key)
@@ -354,14 +332,3 @@ def _token_id(key: str) -> int:
         raise InvalidRequest(
             f"logit_bias maps token ids to numbers; {key[:40]!r} is not a token id.", param="logit_bias"
         ) from None
-
-
-_told: set[str] = set()
-_MOST_TOLD = 100
-
-
-def _ignored(name: str) -> None:
-    """Log an unknown parameter once; only its name, and not without end."""
-    if name not in _told and len(_told) < _MOST_TOLD:
-        _told.add(name)
-        log.warning("ignoring the unknown parameter %r", name[:80])
