@@ -14,7 +14,7 @@ from tokentrail.answer.choice import ChoiceWriter, TokenTexts
 from tokentrail.answer.parsing import AnswerPlan, format_for, tools_of
 from tokentrail.answer.parts import TextParts
 from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
-from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, Usage
+from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, Timing, Usage
 from tokentrail.journey import JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -164,8 +164,7 @@ class Admission:
         self.journey.fingerprint = self.fingerprint
         self.journey.token_text = desk.texts.text
         self._metrics = desk.metrics
-        self._first_token: float | None = None
-        self._last_token: float | None = None
+        self.timing = Timing(received)
         self._ended = False
         self.sequences = [
             self._sequence(desk, limits[prompt], prompt, choice)
@@ -231,12 +230,12 @@ class Admission:
         if not tokens:
             return
         now = time.time()
-        if self._first_token is None:
-            self._first_token = now
+        if self.timing.first_token is None:
+            self.timing.first_token = now
             self._metrics.first_token.observe(now - self.journey.received)
         if sequence.last_token is not None:
             self._metrics.inter_token.observe((now - sequence.last_token) / tokens, tokens)
-        sequence.last_token = self._last_token = now
+        sequence.last_token = self.timing.last_token = now
 
     @property
     def outcome(self) -> str:
@@ -258,8 +257,9 @@ class Admission:
         metrics.request_prompt_tokens.observe(self.usage.prompt_tokens)
         metrics.request_generation_tokens.observe(self.usage.completion_tokens)
         between = self.usage.completion_tokens - len(self.sequences)
-        if self._first_token is not None and self._last_token is not None and between > 0:
-            seconds = (self._last_token - self._first_token) * len(self.sequences)
+        first, last = self.timing.first_token, self.timing.last_token
+        if first is not None and last is not None and between > 0:
+            seconds = (last - first) * len(self.sequences)
             metrics.per_output_token.observe(seconds / between)
         queue = self.journey.queue_seconds()
         if queue is not None:

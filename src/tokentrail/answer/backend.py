@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
-from tokentrail.answer.types import AnswerRequest, CallPiece, Choice, Chunk, ModelCard, Prompt, Usage
+from tokentrail.answer.types import (
+    AnswerRequest,
+    CallPiece,
+    ChatPrompt,
+    Choice,
+    Chunk,
+    ModelCard,
+    ModelDetails,
+    Prompt,
+    Timing,
+    Usage,
+)
+from tokentrail.protocol import EngineStats
 
 
 class Answer(Protocol):
@@ -21,6 +33,8 @@ class Answer(Protocol):
     """Of each prompt."""
     usage: Usage
     """Grows while the answer is iterated; `prompt_tokens` is final from the start."""
+    timing: Timing
+    """Grows like `usage`."""
     num_choices: int
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
@@ -53,7 +67,20 @@ class Backend(Protocol):
         """Whether a request would be taken now."""
         ...
 
+    @property
+    def stats(self) -> EngineStats:
+        """Sizes now."""
+        ...
+
     def models(self) -> list[ModelCard]: ...
+
+    def details(self, id: str) -> ModelDetails:
+        """Of one of `models`."""
+        ...
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """A conversation as the model gets it. Raises `InvalidRequest`."""
+        ...
 
     def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt: those that a request with it would be answered for. Safe in another thread.

@@ -22,7 +22,9 @@ class TokenTexts:
         known = self._known.get(id)
         if known is None:
             data = self._tokenizer.token_bytes(id)
-            known = self._known[id] = TokenText(id, data.decode("utf-8", "replace"), data)
+            known = self._known[id] = TokenText(
+                id, data.decode("utf-8", "replace"), data, self._tokenizer.is_special(id)
+            )
         return known
 
     def text(self, id: int) -> str:

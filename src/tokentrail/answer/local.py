@@ -9,8 +9,16 @@ from typing import Any, Protocol
 
 from tokentrail.answer.admission import Admission, AnswerSequence, Desk
 from tokentrail.answer.parts import TextParts, load_text_parts
-from tokentrail.answer.prompts import check_length, check_token_id, prepare, size
-from tokentrail.answer.types import AnswerRequest, Chunk, ModelCard, Prompt, TextPrompt
+from tokentrail.answer.prompts import check_length, check_token_id, prepare, render, size
+from tokentrail.answer.types import (
+    AnswerRequest,
+    ChatPrompt,
+    Chunk,
+    ModelCard,
+    ModelDetails,
+    Prompt,
+    TextPrompt,
+)
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -101,8 +109,42 @@ class LocalBackend:
     def ready(self) -> bool:
         return self.engine.alive
 
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats
+
     def models(self) -> list[ModelCard]:
         return self._cards
+
+    def details(self, id: str) -> ModelDetails:
+        parts, info = self.desk.parts, self.engine.info
+        config = parts.config
+        assert config is not None
+        tokens = self.tokenizer_info()
+        return ModelDetails(
+            architecture=info.architecture,
+            num_parameters=info.num_parameters,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            hidden_size=config.hidden_size,
+            vocab_size=info.vocab_size,
+            context_length=config.max_position,
+            max_sequences=info.max_num_seqs,
+            file=parts.path.name,
+            file_format="gguf" if parts.path.suffix.lower() == ".gguf" else "safetensors",
+            quantization=parts.quantization,
+            file_bytes=parts.file_bytes,
+            fingerprint=info.fingerprint_with(id),
+            chat_template=tokens["chat_template"],
+            bos_token=tokens["bos_token"],
+            eos_token=tokens["eos_token"],
+            calls_tools=parts.template.takes_tools or parts.formats.tools is not None,
+            thinks=parts.formats.reasoning is not None,
+        )
+
+    def render(self, prompt: ChatPrompt) -> str:
+        return render(prompt, self.desk.parts.template)
 
     def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         tokenizer = self.desk.parts.tokenizer
@@ -172,6 +214,7 @@ class LocalAnswer:
         self.fingerprint = admission.fingerprint
         self.prompt_token_ids = admission.prompt_token_ids
         self.usage = admission.usage
+        self.timing = admission.timing
         self.num_choices = len(admission.sequences)
         self._engine = engine
         self._admission = admission

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokentrail.answer.parsing import Formats
 from tokentrail.checkpoints import (
     Checkpoint,
+    ModelConfig,
     demo_model_path,
     generation_defaults,
     model_name,
@@ -35,6 +37,12 @@ class TextParts:
     """For requests that do not say."""
     formats: Formats = field(default_factory=Formats)
     """How the model marks thoughts and tool calls."""
+    config: ModelConfig | None = None
+    """None where nobody asks for it."""
+    quantization: str = ""
+    """The type that most bytes of the file's tensors have."""
+    file_bytes: int = 0
+    """Of the tensors."""
 
 
 def load_text_parts(
@@ -80,7 +88,17 @@ def load_text_parts(
         name or model_name(checkpoint.path),
         _defaults(checkpoint, generation_config),
         Formats.of(template.source, tool_call_parser, reasoning_parser),
+        checkpoint.config,
+        _main_format(checkpoint),
+        checkpoint.nbytes,
     )
+
+
+def _main_format(checkpoint: Checkpoint) -> str:
+    nbytes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        nbytes[tensor.format] += tensor.nbytes
+    return nbytes.most_common(1)[0][0]
 
 
 def _defaults(checkpoint: Checkpoint, choice: str) -> SamplingDefaults:

@@ -47,16 +47,7 @@ def prepare(
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
             start = time.perf_counter()
-            messages = prompt.messages
-            if not template.takes_tools:
-                messages = told_of_tools(messages, prompt.tools or ())
-            text = template.render(
-                messages,
-                tools=prompt.tools,
-                add_generation_prompt=prompt.add_generation_prompt,
-                continue_final_message=prompt.continue_final_message,
-                **prompt.template_kwargs,
-            )
+            text = render(prompt, template)
             prepared.template_seconds = (prepared.template_seconds or 0.0) + time.perf_counter() - start
         elif isinstance(prompt, TextPrompt):
             text = prompt.text
@@ -74,6 +65,20 @@ def prepare(
         prepared.token_ids.append(ids)
         prepared.texts.append(text)
     return prepared
+
+
+def render(prompt: ChatPrompt, template: ChatTemplate) -> str:
+    """A conversation as the model gets it."""
+    messages = prompt.messages
+    if not template.takes_tools:
+        messages = told_of_tools(messages, prompt.tools or ())
+    return template.render(
+        messages,
+        tools=prompt.tools,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        **prompt.template_kwargs,
+    )
 
 
 def check_token_id(id: int, tokenizer: Tokenizer, field: str) -> None:

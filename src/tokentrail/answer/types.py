@@ -102,6 +102,8 @@ class TokenText(msgspec.Struct, gc=False):
     text: str
     """Decoded alone; a replacement character where it is not whole UTF-8."""
     bytes: bytes
+    special: bool = False
+    """A mark for the model rather than text."""
 
 
 class TokenLogprob(msgspec.Struct):
@@ -155,6 +157,14 @@ class Usage(msgspec.Struct, gc=False):
     """Prompt tokens found in the prefix cache."""
 
 
+class Timing(msgspec.Struct, gc=False):
+    """When a request came, and when its first and its latest token did. Wall clock, in seconds."""
+
+    received: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
 class Choice(msgspec.Struct, kw_only=True):
     """A whole choice."""
 
@@ -179,3 +189,36 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """The model's name in its file; of an adapter, its path."""
     parent: str | None = None
     """Of an adapter: the model that it adapts."""
+
+
+class ModelDetails(msgspec.Struct, kw_only=True):
+    """What a model is: for who asks before choosing one."""
+
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    """What the model was trained for; how much is served is `ModelCard.max_model_len`."""
+    max_sequences: int
+    """Answers generated at once at most."""
+    file: str
+    """Name of its file or folder, without the way there."""
+    file_format: str
+    """gguf or safetensors."""
+    quantization: str
+    """The type that most bytes of its file have: Q4_K, BF16, …"""
+    file_bytes: int
+    """Of the tensors in its file."""
+    fingerprint: str
+    """`system_fingerprint` of its answers."""
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    calls_tools: bool
+    """Its chat template knows tools."""
+    thinks: bool
+    """It marks thoughts, which are told apart from its answers."""

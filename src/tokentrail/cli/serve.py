@@ -90,6 +90,10 @@ class ServerOptions:
         int,
         typer.Option("--trail-size", min=0, metavar="N", help="Finished journeys kept.", rich_help_panel=API),
     ] = 1000
+    ollama_api: Annotated[
+        bool,
+        typer.Option("--ollama-api/--no-ollama-api", help="Speak Ollama's API too.", rich_help_panel=API),
+    ] = True
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -273,6 +277,7 @@ def serve(
         reasoning_parser=server.reasoning_parser,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
+        ollama_api=server.ollama_api,
         allowed_origins=_words(server.allowed_origins),
         allowed_methods=_words(server.allowed_methods) or ("*",),
         allowed_headers=_words(server.allowed_headers) or ("*",),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokentrail import __version__
 from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import tokenizing
-from tokentrail.server.errors import HTTPError, on_error, on_http_exception
+from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
 from tokentrail.server.gate import Gate, RequestIds
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import Keys
@@ -39,6 +39,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.include_router(create_router(state))
     app.include_router(tokenizing.create_router(state))
+    shapes = _add_dialects(app, state)
     app.include_router(_operations(state))
     app.include_router(_journeys(state))
     app.add_exception_handler(TokentrailError, on_error)
@@ -48,6 +49,7 @@ def create_app(state: ServerState) -> FastAPI:
         keys=Keys(config.api_keys),
         hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=bool(config.api_keys)),
         metrics=state.metrics,
+        shapes=shapes,
         log_requests=config.log_requests,
     )
     if config.allowed_origins:
@@ -62,6 +64,17 @@ def create_app(state: ServerState) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     return app
+
+
+def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:
+    """The dialects that can be turned off, and the shapes of their errors by path."""
+    shapes: dict[str, Shape] = {}
+    if state.config.ollama_api:
+        from tokentrail.server import ollama
+
+        app.include_router(ollama.create_router(state))
+        shapes["/api/"] = ollama.shape
+    return shapes
 
 
 def _operations(state: ServerState) -> APIRouter:

@@ -12,13 +12,16 @@ BODY_TIMEOUT = 60.0
 """Seconds for the whole body to arrive."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, *, any_type: bool = False) -> bytes:
     """The body of at most `limit` bytes. It is counted while it arrives: `Content-Length` may lie or be
     absent.
+
+    `any_type`: programs may call JSON what they like, as `curl -d` does.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     # Forms and plain text are what a foreign web page may post without asking: refusing them keeps pages out.
-    if kind != "application/json" and not kind.endswith("+json"):
+    json = kind == "application/json" or kind.endswith("+json")
+    if not json and not (any_type and _of_a_program(request)):
         raise HTTPError(
             415,
             f"The body must be JSON (Content-Type: application/json), not {kind[:80]!r}.",
@@ -31,6 +34,11 @@ async def read_body(request: Request, limit: int) -> bytes:
         return await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT)
     except asyncio.TimeoutError:
         raise HTTPError(408, "The body took too long to arrive.", type="invalid_request_error") from None
+
+
+def _of_a_program(request: Request) -> bool:
+    """Not of a web page: with those, browsers say where the page is from."""
+    return not ({"origin", "sec-fetch-site"} & set(request.headers))
 
 
 async def _read(request: Request, limit: int) -> bytes:

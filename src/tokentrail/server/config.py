@@ -34,6 +34,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Keep texts, token ids and alternatives in journeys. Without it they hold times and counts only."""
     trail_size: int = 1000
     """Finished journeys kept."""
+    ollama_api: bool = True
+    """Speak Ollama's API too."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); empty: none, `*`: any."""
     allowed_methods: tuple[str, ...] = ("*",)

@@ -83,7 +83,7 @@ class Gate:
         header_shapes: Mapping[bytes, Shape] | None = None,
         log_requests: bool = True,
     ) -> None:
-        """How errors look: `header_shapes`, for requests that have a header; `shapes`, by the beginning of a path;
+        """How errors look: `header_shapes`, for requests that have a header; `shapes`, by a path or its beginning;
         otherwise as OpenAI's.
         """
         self.app = app
@@ -149,8 +149,10 @@ class Gate:
             self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
 
     def _shape(self, path: str) -> Shape:
+        if (shape := self.shapes.get(path)) is not None:
+            return shape
         for prefix, shape in self.shapes.items():
-            if path.startswith(prefix):
+            if len(prefix) > 1 and path.startswith(prefix):
                 return shape
         return openai_shape
 

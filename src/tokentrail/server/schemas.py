@@ -37,18 +37,23 @@ class CheckedRequest(BaseModel):
     UNSUPPORTED: ClassVar[dict[str, str]] = {}
     """Parameter → what to say when it is given. A value that asks for nothing (null, false, [], …) is fine.
     """
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Further values by which some of those ask for nothing."""
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
     """Parameters that are known, and rightly have no effect here."""
+    WHERE: ClassVar[str] = ""
+    """What stands before names in messages: where in a request this is."""
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
         for name, value in (self.model_extra or {}).items():
             reason = self.UNSUPPORTED.get(name)
             if reason is not None:
-                if not _asks_for_nothing(value):
-                    raise InvalidRequest(f"{name} is not supported: {reason}", param=name)
+                if not (_asks_for_nothing(value) or value in self.NEUTRAL.get(name, ())):
+                    field = self.WHERE + name
+                    raise InvalidRequest(f"{field} is not supported: {reason}", param=field)
             elif name not in self.HARMLESS:
-                _ignored(name)
+                _ignored(self.WHERE + name)
 
 
 def _asks_for_nothing(value: Any) -> bool:
@@ -68,9 +73,12 @@ def _ignored(name: str) -> None:
         log.warning("ignoring the unknown parameter %r", name[:80])
 
 
-async def read_json(request: Request, model: type[Model], limit: int) -> Model:
-    """A request's body, of at most `limit` bytes, as a `model`; `InvalidRequest` names the first wrong field."""
-    return parse(model, await read_body(request, limit))
+async def read_json(request: Request, model: type[Model], limit: int, *, any_type: bool = False) -> Model:
+    """A request's body, of at most `limit` bytes, as a `model`; `InvalidRequest` names the first wrong field.
+
+    `any_type`: see `read_body`.
+    """
+    return parse(model, await read_body(request, limit, any_type=any_type))
 
 
 def parse(model: type[Model], body: bytes) -> Model:

@@ -22,7 +22,7 @@ def event(data: Any) -> bytes:
 
 
 def raw_event(json: bytes) -> bytes:
-    return b"data: " + _one_line(json) + b"\n\n"
+    return b"data: " + one_line(json) + b"\n\n"
 
 
 class TextEvents:
@@ -38,10 +38,11 @@ class TextEvents:
         self._head, self._tail = head + field, tail
 
     def event(self, text: str) -> bytes:
-        return b"%b%b%b" % (self._head, _one_line(_encode(text)), self._tail)
+        return b"%b%b%b" % (self._head, one_line(_encode(text)), self._tail)
 
 
-def _one_line(json: bytes) -> bytes:
+def one_line(json: bytes) -> bytes:
+    """JSON as whatever reads text by lines takes for one."""
     if not json.isascii():
         for raw, escaped in _LINE_ENDS:
             if raw in json:

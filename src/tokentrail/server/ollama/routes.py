@@ -1,0 +1,107 @@
+"""The routes of Ollama's dialect."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail.server.errors import HTTPError
+from tokentrail.server.generation import Generation
+from tokentrail.server.ollama.answers import ChatDialect, GenerateDialect, loaded
+from tokentrail.server.ollama.models import find, listed, running, shown
+from tokentrail.server.ollama.requests import AnyModel, ChatRequest, GenerateRequest, PullRequest
+from tokentrail.server.ollama.responses import ModelList, Status
+from tokentrail.server.schemas import Model, json_body, json_response, read_json
+from tokentrail.server.state import ServerState
+
+VERSION = "0.13.0"
+"""The version of Ollama whose API this is: clients ask whether the server is at least so new."""
+
+
+def create_router(state: ServerState) -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["Ollama"])
+
+    async def read(request: Request, model: type[Model]) -> Model:
+        return await read_json(request, model, state.config.max_body_bytes, any_type=True)
+
+    @router.post("/chat", openapi_extra=json_body(ChatRequest))
+    async def chat(request: Request) -> Response:
+        """Answer a conversation; streamed as lines of JSON unless `stream` is false."""
+        body = await read(request, ChatRequest)
+        backend = state.ready_backend()
+        card = find(backend, body.model)
+        dialect = ChatDialect(body, card.id, backend.details(card.id))
+        return Generation(state, request, dialect) if body.messages else json_response(loaded(dialect))
+
+    @router.post("/generate", openapi_extra=json_body(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        """Answer or, with `raw`, continue a text; streamed as lines of JSON unless `stream` is false."""
+        body = await read(request, GenerateRequest)
+        backend = state.ready_backend()
+        card = find(backend, body.model)
+        dialect = GenerateDialect(body, card.id, backend.details(card.id))
+        asked = body.prompt or body.suffix
+        return Generation(state, request, dialect) if asked else json_response(loaded(dialect))
+
+    @router.get("/tags")
+    async def tags() -> Response:
+        """The models one can ask."""
+        backend = state.ready_backend()
+        return json_response(ModelList([listed(backend, card) for card in backend.models()]))
+
+    @router.get("/ps")
+    async def ps() -> Response:
+        """The models in memory: all of them."""
+        backend = state.ready_backend()
+        return json_response(ModelList([running(backend, card) for card in backend.models()]))
+
+    @router.post("/show", openapi_extra=json_body(AnyModel))
+    async def show(request: Request) -> Response:
+        """What a model is, and what it can do."""
+        body = await read(request, AnyModel)
+        backend = state.ready_backend()
+        return json_response(shown(backend, find(backend, body.asked)))
+
+    @router.get("/version")
+    async def version() -> Response:
+        """The version of Ollama whose API this is."""
+        return json_response({"version": VERSION})
+
+    @router.post("/pull", openapi_extra=json_body(PullRequest))
+    async def pull(request: Request) -> Response:
+        """A model that is served is there already; others are refused."""
+        body = await read(request, PullRequest)
+        try:
+            find(state.ready_backend(), body.asked)
+        except HTTPError as error:
+            raise _refused(
+                f"{error.message}. To serve another model, start it with tokentrail serve."
+            ) from None
+        done = json_response(Status("success"))
+        if body.stream is not False:
+            done.headers["content-type"] = "application/x-ndjson"
+        return done
+
+    async def manage(request: Request) -> Response:
+        """Refused: models are not managed over HTTP."""
+        raise _refused(
+            f"{request.method} {request.url.path} is not supported: this server has the model that it was started with."
+        )
+
+    for path, method in _MANAGEMENT:
+        router.add_api_route(path, manage, methods=[method])
+    return router
+
+
+_MANAGEMENT = (
+    ("/create", "POST"),
+    ("/copy", "POST"),
+    ("/delete", "DELETE"),
+    ("/push", "POST"),
+    ("/blobs/{digest}", "POST"),
+)
+
+
+def _refused(message: str) -> HTTPError:
+    return HTTPError(403, message, type="invalid_request_error", code="not_supported")
