@@ -85,7 +85,7 @@ def test_which_tensors_become_what() -> None:
             else:
                 assert tensor.format == layers
             assert tensor.data.nbytes == tensor.nbytes
-        assert loss.by_part().keys() == {"embed", "head", "attention", "feed_forward"}
+        assert loss.by_part().keys() == {"embedding", "head", "attention", "feed_forward"}
 
 
 def test_loss_is_that_of_the_weights() -> None:

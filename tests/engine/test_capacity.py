@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_models import random_checkpoint, small_config
-from tokentrail.checkpoints import Checkpoint, RopeConfig, Tensor
+from tokentrail.checkpoints import Checkpoint, RopeConfig, Tensor, quantize_checkpoint
 from tokentrail.checkpoints.layout import tensor_shapes
 from tokentrail.engine.capacity import Capacity, plan_capacity
 from tokentrail.engine.config import EngineConfig
+from tokentrail.engine.estimate import estimate_memory
 from tokentrail.ops.native import NativeBackend
 from tokentrail.protocol import CapacityError, InvalidRequest
 
@@ -23,16 +25,18 @@ MIB, GIB = 1 << 20, 1 << 30
 BACKEND = NativeBackend(1)
 
 
+@cache
 def sized_checkpoint(
-    layers: int = 32, hidden: int = 2048, context: int = 8192, format: str = "Q4_0"
+    layers: int = 8, hidden: int = 4096, context: int = 8192, format: str = "Q4_0"
 ) -> Checkpoint:
-    """A model of a real size without its weights: planning looks at shapes alone."""
+    """A model of a real size without its weights: planning looks at shapes alone. (Wide rather than deep, since it
+    records every layer.)"""
     config = small_config(
         num_layers=layers,
         hidden_size=hidden,
         intermediate_size=hidden,
         num_heads=hidden // 64,
-        num_kv_heads=hidden // 256,
+        num_kv_heads=hidden // 128,
         head_dim=64,
         vocab_size=32000,
         max_position=context,
@@ -54,7 +58,7 @@ WEIGHTS = sum(
     BACKEND.packed_bytes("Q4_0", *t.shape) if len(t.shape) == 2 else 4 * t.shape[0]
     for t in sized_checkpoint().tensors.values()
 )
-BYTES_PER_TOKEN = 32 * 2 * 8 * 64 * 2
+BYTES_PER_TOKEN = 8 * 2 * 32 * 64 * 2
 
 
 def test_a_cache_takes_a_quarter_of_much_memory() -> None:
@@ -90,7 +94,7 @@ def test_explicit_cache_memory_is_taken_exactly(dtype: str, block_size: int) -> 
     assert got.kv.dtype == dtype
     assert memory - block < got.kv.nbytes <= memory
     per_head = {"bfloat16": 64 * 2, "int8": 64 + 4, "float32": 64 * 4}[dtype]
-    assert got.kv.bytes_per_token == 32 * 2 * 8 * per_head
+    assert got.kv.bytes_per_token == 8 * 2 * 32 * per_head
 
 
 def test_more_explicit_memory_than_can_be_used_is_not_asked_for() -> None:
@@ -111,7 +115,7 @@ def sizes(message: str) -> list[float]:
 
 def test_too_little_memory_says_how_much_is_needed_and_what_helps() -> None:
     with pytest.raises(CapacityError) as caught:
-        plan(700 * MIB, max_model_len=8192)
+        plan(850 * MIB, max_model_len=8192)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith("big.gguf: a context of 8192 tokens needs ")
@@ -119,8 +123,8 @@ def test_too_little_memory_says_how_much_is_needed_and_what_helps() -> None:
     assert abs(needed - weights - buffers - cache) < 0.02 * needed
     assert abs(cache - 8192 * BYTES_PER_TOKEN / MIB) <= 1
     assert abs(weights - WEIGHTS / MIB) <= 1
-    assert free == 700
-    assert abs(usable - 0.9 * 700) <= 1
+    assert free == 850
+    assert abs(usable - 0.9 * 850) <= 1
     assert needed > usable
     assert "--max-model-len" in message
 
@@ -156,12 +160,32 @@ def test_what_is_advised_helps(*, free: int, seqs: int, tokens: int, share: floa
                 assert plan(free, **{**config, **fields}).max_model_len == 8192, words
 
 
-def test_a_quantized_format_that_fits_is_named() -> None:
-    half = sized_checkpoint(format="F16")
-    free = WEIGHTS * 2 + 700 * MIB
-    with pytest.raises(CapacityError, match=r"model in int8 \(Q8_0\), whose weights take \d+ MiB"):
-        plan(free, half, max_model_len=8192, memory_utilization=1.0)
-    assert plan(free, sized_checkpoint(format="Q8_0"), max_model_len=8192, memory_utilization=1.0)
+@pytest.mark.parametrize("free", [MIB * free for free in range(300, 5000, 300)])
+@pytest.mark.parametrize("format", ["F16", "Q8_0"])
+def test_smaller_formats_that_are_advised_fit(free: int, format: str) -> None:
+    full = sized_checkpoint(format=format)
+    try:
+        plan(free, full, max_model_len=8192)
+    except CapacityError as error:
+        message = str(error)
+    else:
+        return
+    shorter = re.search(r" together with --max-model-len (\d+)", message)
+    length = 8192 if shorter is None else int(shorter[1])
+    assert length >= 4096
+    if found := re.search(r"with --quantization (int.).* \(its weights then take (\S+ .iB)\)", message):
+        assert format == "F16"
+        smaller = quantize_checkpoint(full, found[1])[0]
+    elif found := re.search(r"the model in (?:int. \()?(\w+).* \(its weights then take (\S+ .iB)\)", message):
+        smaller = sized_checkpoint(format=found[1])
+    else:
+        assert "even in int4 (Q4_0) its weights take" in message
+        with pytest.raises(CapacityError):
+            plan(free, sized_checkpoint(format="Q4_0"), max_model_len=4096)
+        return
+    assert plan(free, smaller, max_model_len=length).max_model_len == length
+    packed = estimate_memory(smaller, BACKEND, EngineConfig(), free=free).weights
+    assert sizes(found[2])[0] == pytest.approx(packed / MIB, rel=0.01)
 
 
 def test_the_advised_context_fits() -> None:
@@ -176,7 +200,7 @@ def test_no_context_is_advised_when_none_fits() -> None:
     with pytest.raises(CapacityError) as caught:
         plan(100 * MIB)
     assert "--max-model-len" not in str(caught.value)
-    assert "smaller or more quantized model" in str(caught.value)
+    assert str(caught.value).endswith("free memory. Use a smaller model.")
 
 
 def test_too_little_explicit_memory() -> None:
@@ -193,6 +217,10 @@ def test_more_explicit_memory_than_there_is() -> None:
         CapacityError, match=r"--kv-cache-memory 8\.00 GiB does not fit beside .*: 4\.00 GiB of memory"
     ):
         plan(4 * GIB, kv_cache_memory=8 * GIB)
+    with pytest.raises(CapacityError, match=r"memory is free\. Ask for less, or use a smaller model\."):
+        plan(4 * GIB, kv_cache_memory=8 * GIB)
+    with pytest.raises(CapacityError, match=r"memory is free\. Use a smaller model\."):
+        plan(100 * MIB, kv_cache_memory=8 * GIB)
 
 
 @pytest.mark.parametrize("length", [0, -1, 8193, 1 << 40])

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from gguf_files import write_model
+from hf_folders import write_folder
 from tokentrail.engine.batch import Batch, SampledRows, SamplingRows
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.model_runner import ModelRunner
+from tokentrail.engine.opening import open_model
 from tokentrail.ops.native import available_isas, default_threads
 from tokentrail.protocol import CapacityError, InvalidRequest, ModelFileError
 
@@ -166,9 +168,9 @@ def test_quantization_while_loading(
     assert quantized.info.weight_bytes < runner.info.weight_bytes / 3
     assert quantized.info.fingerprint != runner.info.fingerprint
     losses = quantized.info.quantization_loss
-    assert losses.keys() == {"embed", "attention", "feed_forward"}  # embeddings are tied
+    assert losses.keys() == {"embedding", "attention", "feed_forward"}  # embeddings are tied
     assert error[0] < losses["attention"] < error[1]
-    assert losses["embed"] < 0.008
+    assert losses["embedding"] < 0.008
     assert "quantized on loading" in quantized.info.loaded
     assert "feed-forward" in quantized.info.loaded
     exact, rounded = (r.execute(batch([3, 5, 7], logits=[2])) for r in (runner, quantized))
@@ -176,11 +178,17 @@ def test_quantization_while_loading(
     quantized.close()
 
 
-@pytest.mark.parametrize("name", ["gguf", "awq", "gptq"])
-def test_vllms_words_for_stored_quantizations_change_nothing(
-    name: str, model: Path, runner: ModelRunner
+def test_vllms_words_for_stored_quantizations_change_nothing_where_they_are_true(
+    demo_path: Path, tmp_path: Path
 ) -> None:
-    assert ModelRunner(config(model, quantization=name)).info.fingerprint == runner.info.fingerprint
+    plain, named = (open_model(config(demo_path, quantization=kind))[0] for kind in (None, "gguf"))
+    assert plain.fingerprint == named.fingerprint
+    with pytest.raises(
+        InvalidRequest, match=r"--quantization awq: .* is stored as gguf\. Leave the flag out\."
+    ):
+        open_model(config(demo_path, quantization="awq"))
+    with pytest.raises(InvalidRequest, match=r"is not quantized\. Leave the flag out, or .*: int8 or int4\."):
+        open_model(config(write_folder(tmp_path / "full"), quantization="fp8"))
 
 
 def test_an_unknown_quantization(model: Path) -> None:

@@ -72,6 +72,8 @@ def read_folder(folder: Path) -> Checkpoint:
         eos_token_ids=tuple(id for id in end_token_ids(tokenizer, ends) if id < config.vocab_size),
         fingerprint=_fingerprint(folder, config_bytes, files, stored.values()),
         metadata=values,
+        model_type=str(text.values.get("model_type", "")),
+        quantization="" if settings is None else settings.text("quant_method"),
     )
 
 

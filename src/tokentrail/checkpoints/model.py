@@ -266,6 +266,11 @@ class Checkpoint:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     named_templates: Mapping[str, str] = field(default_factory=dict)
     """Further chat templates by name: `tool_use`, `rag` …"""
+    model_type: str = ""
+    """What the files call the family: config.json's `model_type`, `general.architecture` of a GGUF file."""
+    quantization: str = ""
+    """How it is stored, by the name that `quantization_config.quant_method` has for it (`awq`, `gptq` …), or `gguf`;
+    empty: a folder in full precision."""
 
     @property
     def nbytes(self) -> int:

@@ -136,6 +136,8 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
         eos_token_ids=end_token_ids(tokenizer),
         fingerprint=_joined([part.fingerprint for part in files]),
         metadata=file.metadata,
+        model_type=metadata.text("general.architecture"),
+        quantization="gguf",
     )
 
 

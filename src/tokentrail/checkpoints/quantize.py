@@ -29,7 +29,8 @@ GROUP = 32
 _VERSION = 1
 """Part of the fingerprint: raised by every change of what is chosen."""
 _FLOATS = frozenset({"F32", "F16", "BF16"})
-_EIGHT_BITS = frozenset({"embed", "head"})
+_EIGHT_BITS = {"embed": "embedding", "head": "head"}
+"""Kept at 8 bits, and how the loss names them."""
 _KEPT = ("router", "shared_gate")
 _CHUNK = 8192
 """Groups taken at a time: few enough for the cache, and enough that threads seldom wait for each other's Python."""
@@ -53,7 +54,7 @@ class QuantizationLoss:
                 tensor.release()
 
     def by_part(self) -> dict[str, float]:
-        """Relative error, |x - quantized| / |x| in the Euclidean norm, of parts of the model: embed, attention, …"""
+        """Relative error, |x - quantized| / |x| in the Euclidean norm, of parts of the model: embedding, head …"""
         parts: dict[str, tuple[float, float]] = {}
         for name, (error, square) in self.sums.items():
             before = parts.get(_part(name), (0.0, 0.0))
@@ -64,7 +65,7 @@ class QuantizationLoss:
 def _part(name: str) -> str:
     last = name.rpartition(".")[2]
     if name in _EIGHT_BITS:
-        return name
+        return _EIGHT_BITS[name]
     return "attention" if last in ("q", "k", "v", "o") else "feed_forward"
 
 

@@ -123,8 +123,11 @@ def _read(path: str) -> str:
         return sys.stdin.read()
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path}: {error}", param_hint="--text") from None
+    except OSError as error:
+        problem = f"{path} cannot be read ({error.strerror or error})"
+    except UnicodeDecodeError as error:
+        problem = f"{path} is not UTF-8 (byte {error.start}); convert it first"
+    raise typer.BadParameter(problem, param_hint="--text")
 
 
 class _Progress:

@@ -295,7 +295,7 @@ class EngineOptions:
             "-q",
             metavar="KIND",
             help="Quantize a model in F32, F16 or BF16 while it is loaded: int8, or int4 (embedding and head in int8). "
-            "A quantized model needs no flag; vLLM's words for it (such as awq) are accepted.",
+            "A quantized model needs no flag; vLLM's word for what it is (such as awq) is accepted.",
             rich_help_panel=MODEL,
         ),
     ] = None
@@ -332,6 +332,10 @@ class EngineOptions:
                 f"{self.model!r} and {positional!r} are two models; give one", param_hint="--model"
             )
 
+        if self.hub is not None:
+            from tokentrail.hub import HUBS
+
+            _one_of("--hub", self.hub, HUBS)
         _one_of("--block-size", self.block_size, (16, 32, 64, 128, 256))
         _one_of("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "float32"))
         _one_of("--activation-dtype", self.activation_dtype, ("auto", "float32"))

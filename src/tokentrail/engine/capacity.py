@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tokentrail.checkpoints import Checkpoint, LoraAdapter
 from tokentrail.engine.config import EngineConfig
-from tokentrail.engine.estimate import Estimate, changed, estimate_memory, formats_of, kv_layout
+from tokentrail.engine.estimate import (
+    Estimate,
+    changed,
+    estimate_memory,
+    formats_of,
+    in_format,
+    kv_layout,
+    quantizations,
+)
 from tokentrail.ops.backend import Backend, KvLayout
 from tokentrail.protocol import CapacityError, InvalidRequest
 
@@ -16,6 +25,8 @@ DEFAULT_SHARE = 0.25
 """Of the free memory, what the KV cache takes when nobody says: a laptop has other things to do."""
 SHORTEST = 512
 """A context cut to what fits, when nobody asked for its length, has so many tokens at least (or all of the model's)."""
+USEFUL = 4096
+"""A smaller format is advised together with a shorter context if so many tokens (or the context asked for) fit then."""
 SMALLER_STEP = 128
 """Tokens of a step that is advised where buffers are what does not fit."""
 
@@ -62,10 +73,11 @@ def plan_capacity(
     if config.kv_cache_memory is not None:
         blocks = min(config.kv_cache_memory // estimate.block_bytes, all_sequences)
         if blocks * estimate.block_bytes > estimate.free - estimate.fixed:
+            remedies = ["ask for less"] if estimate.fixed + estimate.block_bytes <= estimate.free else []
+            remedies += _smaller_formats(checkpoint, backend, config, draft, adapters, estimate, longest)
             raise CapacityError(
                 f"{checkpoint.path}: --kv-cache-memory {_size(config.kv_cache_memory)} does not fit beside "
-                f"{_parts(estimate)}: {_size(estimate.free)} of memory is free. "
-                "Ask for less, or use a smaller or more quantized model."
+                f"{_parts(estimate)}: {_size(estimate.free)} of memory is free. {_sentence(remedies)}"
             )
     else:
         share = max(int(estimate.free * DEFAULT_SHARE) // estimate.block_bytes, one_sequence)
@@ -75,9 +87,9 @@ def plan_capacity(
         fits = blocks * config.block_size
         if config.max_model_len is not None or fits < min(longest, SHORTEST):
             problem = _shortage(config, estimate, longest)
-            text = ", ".join(_remedies(checkpoint, backend, config, draft, adapters, estimate, longest, fits))
+            remedies = [*_remedies(checkpoint, backend, config, draft, adapters, estimate, longest, fits)]
             raise CapacityError(
-                f"{checkpoint.path}: a context of {longest} tokens {problem}. {text[0].upper()}{text[1:]}."
+                f"{checkpoint.path}: a context of {longest} tokens {problem}. {_sentence(remedies)}"
             )
         longest = fits
     return Capacity(
@@ -145,16 +157,71 @@ def _remedies(
             yield f"compute smaller steps with --max-num-batched-tokens {SMALLER_STEP}"
         if estimate.share < 1 and estimate.fixed + estimate.cache_bytes(context) <= estimate.free:
             yield "use more of the free memory with --gpu-memory-utilization"
-        others = sum(model.weights for model in estimate.models[1:])
-        rest = estimate.buffers + estimate.cache_bytes(context) + others
-        for name, format, weights in formats_of(checkpoint, backend):
-            if weights < estimate.models[0].weights and weights + rest <= estimate.usable:
-                label = name if name == format else f"{name} ({format})"
-                yield f"use the model in {label}, whose weights take {_size(weights)}"
-                break
         if draft is not None:
             yield "leave out --speculative-model"
-    yield "or use a smaller or more quantized model"
+    if given is None or estimate.fixed > estimate.free:
+        yield from _smaller_formats(checkpoint, backend, config, draft, adapters, estimate, context)
+    else:
+        yield "use a smaller model"
+
+
+def _smaller_formats(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    config: EngineConfig,
+    draft: Checkpoint | None,
+    adapters: Sequence[LoraAdapter],
+    estimate: Estimate,
+    context: int,
+) -> Iterator[str]:
+    """What the model would have to be quantized to while it is loaded, or be stored in, for the whole context to
+    fit, or else for a useful part of it: the largest format that does.
+    """
+    own = estimate.models[0].weights
+    stored = [known for known in formats_of(checkpoint, backend) if known[2] < own]
+
+    def choices() -> Iterator[tuple[str, int, Callable[[], Estimate]]]:
+        """What to do, the least that the weights then take, and the whole estimate, which costs a while."""
+
+        def estimated(other: Checkpoint, **fields: object) -> Estimate:
+            return estimate_memory(
+                other, backend, changed(config, **fields), draft=draft, adapters=adapters, free=estimate.free
+            )
+
+        least = {name: weights for name, _, weights in stored}
+        for kind, quantized in quantizations(checkpoint, config):
+            words = f"quantize it on loading with --quantization {kind}"
+            yield words, least.get(kind, 0), partial(estimated, quantized, quantization=kind)
+        for name, format, weights in stored:
+            words = f"use the model in {_label(name, format)}"
+            yield words, weights, partial(estimated, in_format(checkpoint, format))
+
+    for wanted in (context, min(context, USEFUL)):
+        for words, least, whole in choices():
+            if least + estimate.cache_bytes(wanted) > estimate.usable:
+                continue
+            other = whole()
+            if other.fixed + other.cache_bytes(wanted) <= other.usable:
+                left = other.longest_context(context)
+                shorter = "" if wanted == context else f" together with --max-model-len {left}"
+                yield f"{words}{shorter} (its weights then take {_size(other.models[0].weights)})"
+                yield "use a smaller model"
+                return
+    if not stored:
+        yield "use a smaller model"
+        return
+    name, format, weights = stored[-1]
+    yield f"use a smaller model (even in {_label(name, format)} its weights take {_size(weights)})"
+
+
+def _label(name: str, format: str) -> str:
+    return name if name == format else f"{name} ({format})"
+
+
+def _sentence(remedies: Sequence[str]) -> str:
+    *others, last = remedies
+    text = f"{', '.join(others)}, or {last}" if others else last
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _size(nbytes: int) -> str:

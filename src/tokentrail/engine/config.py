@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-STORED_QUANTIZATIONS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8")
-"""vLLM's words for what a checkpoint brings itself. They change nothing here: the checkpoint says what it is."""
+STORED_QUANTIZATIONS = {
+    "gguf": ("gguf",),
+    "awq": ("awq",),
+    "awq_marlin": ("awq",),
+    "gptq": ("gptq",),
+    "gptq_marlin": ("gptq",),
+    "compressed-tensors": ("compressed-tensors",),
+    "fp8": ("fp8", "fbgemm_fp8"),
+    "fbgemm_fp8": ("fbgemm_fp8",),
+    "mxfp4": ("mxfp4",),
+}
+"""vLLM's words for what a checkpoint brings itself, and what it then says of itself (`Checkpoint.quantization`). They
+change nothing here."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

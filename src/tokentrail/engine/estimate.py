@@ -9,17 +9,19 @@ memory yet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 
-from tokentrail.checkpoints import Checkpoint, LoraAdapter, ModelConfig
+from tokentrail.checkpoints import QUANTIZATIONS, Checkpoint, LoraAdapter, ModelConfig, quantize_checkpoint
 from tokentrail.checkpoints.ggml_types import GGML_TYPES
 from tokentrail.engine.config import EngineConfig
 from tokentrail.models import describe_model
 from tokentrail.ops.backend import Backend, KvLayout, Limits
 from tokentrail.ops.native import available_memory
 from tokentrail.ops.program import Program
+from tokentrail.protocol import ModelFileError
 
 PROMPT_LOGIT_ROWS = 64
 """Logit rows there are at least, so that prompt log-probabilities advance in useful chunks."""
@@ -36,6 +38,7 @@ WEIGHT_FORMATS = {
 """Formats that models are usually given in, largest first; the names are those of people, the values those of files."""
 
 
+_NO_BYTES = np.zeros(0, np.uint8)
 GGML_BLOCKS = {type.name: type.block_size for type in GGML_TYPES.values()}
 
 
@@ -180,6 +183,38 @@ def formats_of(checkpoint: Checkpoint, backend: Backend) -> Iterator[tuple[str, 
         nbytes = weights_in(checkpoint, backend, format)
         if nbytes is not None:
             yield name, format, nbytes
+
+
+def in_format(checkpoint: Checkpoint, format: str) -> Checkpoint:
+    """The model as it would be with all matrices stored in `format`: for its sizes, since it has no bytes."""
+    tensors = {
+        name: tensor
+        if len(tensor.shape) != 2
+        else replace(tensor, format=format, stored=_NO_BYTES, column_order=None)
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
+def quantizations(checkpoint: Checkpoint, config: EngineConfig) -> Iterator[tuple[str, Checkpoint]]:
+    """(kind, the model in it) of what `--quantization` could make of one that is not quantized yet."""
+    if config.quantization in QUANTIZATIONS:
+        return
+    for kind in QUANTIZATIONS:
+        try:
+            quantized, _ = quantize_checkpoint(checkpoint, kind)
+        except ModelFileError:
+            return
+        yield kind, quantized
+
+
+def quantized_weights(
+    checkpoint: Checkpoint, backend: Backend, config: EngineConfig
+) -> Iterator[tuple[str, int]]:
+    """(kind, bytes of the weights) of the same."""
+    for kind, quantized in quantizations(checkpoint, config):
+        model = describe_model(quantized, backend, activation_dtype=config.activation_dtype)
+        yield kind, model.weight_bytes
 
 
 def changed(config: EngineConfig, **fields: object) -> EngineConfig:

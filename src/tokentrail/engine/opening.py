@@ -25,7 +25,16 @@ def open_model(config: EngineConfig) -> tuple[Checkpoint, QuantizationLoss | Non
         names = ", ".join((*QUANTIZATIONS, *STORED_QUANTIZATIONS))
         raise InvalidRequest(f"--quantization must be one of {names}, not {kind!r}.", param="quantization")
     checkpoint = open_checkpoint(config.model or demo_model_path())
-    if kind not in QUANTIZATIONS:
+    if kind is None:
         return checkpoint, None
-    assert kind is not None
+    if kind in STORED_QUANTIZATIONS:
+        if checkpoint.quantization not in STORED_QUANTIZATIONS[kind]:
+            stored, remedy = f"stored as {checkpoint.quantization}", "Leave the flag out."
+            if not checkpoint.quantization:
+                choices = " or ".join(QUANTIZATIONS)
+                stored, remedy = "not quantized", f"Leave the flag out, or quantize it on loading: {choices}."
+            raise InvalidRequest(
+                f"--quantization {kind}: {checkpoint.path} is {stored}. {remedy}", param="quantization"
+            )
+        return checkpoint, None
     return quantize_checkpoint(checkpoint, kind, threads=config.threads or default_threads())

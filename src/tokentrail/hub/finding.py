@@ -17,7 +17,7 @@ from tokentrail.protocol import InvalidRequest, ModelFileError
 
 if TYPE_CHECKING:
     from tokentrail.hub.selection import Selection
-    from tokentrail.hub.source import Hub, Listing
+    from tokentrail.hub.source import Hub, Listing, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _on_hub(
     try:
         listing = hub.list(repository, revision)
     except Unreachable as error:
-        return _from_cache(hub, repository, revision, selector, model, str(error), tell)
+        return _from_cache(hub, repository, revision, selector, model, error, tell)
     selection = select(repository, listing.sizes, selector)
     try:
         missing = hub.missing(repository, listing.revision, selection.files)
@@ -143,7 +143,7 @@ def _from_cache(
     revision: str | None,
     selector: str | None,
     model: str,
-    reason: str,
+    reason: Unreachable,
     tell: Callable[[str], None],
 ) -> FoundModel:
     """The model as it was downloaded before, since the hub cannot be asked."""
@@ -159,7 +159,7 @@ def _from_cache(
         at = "" if revision is None else f" (revision {revision})"
         raise ModelFileError(
             f"{repository}{at}: is not on this machine, and {hub.title} cannot be asked for it: {reason}. "
-            f"Check the connection, or give a local path."
+            f"{reason.remedy}, or give a local path."
         )
     try:
         selection = select(repository, files, selector)

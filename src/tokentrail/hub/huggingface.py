@@ -23,7 +23,7 @@ class HuggingFace:
         from huggingface_hub import HfApi, constants, errors
 
         if constants.HF_HUB_OFFLINE:
-            raise Unreachable("HF_HUB_OFFLINE is set")
+            raise Unreachable("HF_HUB_OFFLINE is set", "Unset it to download the model")
         try:
             info = HfApi(library_name="tokentrail").model_info(
                 repository, revision=revision, files_metadata=True, timeout=_SECONDS

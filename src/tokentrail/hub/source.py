@@ -11,6 +11,10 @@ from typing import Protocol
 class Unreachable(Exception):
     """The hub does not answer, or must not be asked; the text says why."""
 
+    def __init__(self, reason: str, remedy: str = "Check the connection") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
 
 @dataclass(frozen=True)
 class Listing:

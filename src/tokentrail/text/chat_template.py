@@ -283,8 +283,11 @@ def read_chat_template(given: str, named: Mapping[str, str]) -> tuple[str, str]:
         return named[given], f"the model's chat template {given!r}"
     if _looks_like_template(given):
         return given, "the given chat template"
-    known = f", nor the name of one of the model's ({', '.join(named)})" if named else ""
-    raise ModelFileError(f"{given:.200}: the chat template is no file, no text of a template{known}.")
+    ways = f", its text, or the name of one of the model's ({', '.join(named)})" if named else " or its text"
+    raise ModelFileError(
+        f"{given:.200}: there is no such file, and it is not the text of a chat template. Give the path of a template"
+        f"{ways}."
+    )
 
 
 def _looks_like_template(text: str) -> bool:

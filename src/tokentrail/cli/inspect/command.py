@@ -35,7 +35,8 @@ def inspect(
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Measure memory and cores for two seconds, to tell how fast the model could be here.",
+            help="Measure memory and cores for two seconds, to tell how fast the model could be here; with "
+            "--quantization, quantize all of it, to tell the loss.",
         ),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,20 +48,29 @@ def inspect(
     from tokentrail.cli.inspect.machine import machine_facts
     from tokentrail.cli.inspect.tokens import split
     from tokentrail.engine.opening import open_model
+    from tokentrail.protocol import DEFAULTED
 
     config = engine.engine_config(model_file)
     checkpoint, loss = open_model(config)
     parts = None
     try:
-        parts = load_text_parts(config.model, engine.chat_template)
+        parts = load_text_parts(
+            config.model, engine.chat_template, generation_config=engine.generation_config
+        )
     except TokentrailError:
         # The rest can be told of a model whose text nobody can read here.
         if tokens is not None or template or engine.chat_template is not None:
             raise
     result = facts(checkpoint, None if parts is None else parts.tokenizer)
+    if parts is not None:
+        result["sampling_defaults"] = {
+            name: value for name in DEFAULTED if (value := getattr(parts.defaults, name)) is not None
+        }
     if loss is not None:
-        loss.measure(checkpoint)
-        result["quantization_loss"] = loss.by_part()
+        result["quantized_on_loading"] = config.quantization
+        if measure:
+            loss.measure(checkpoint)
+            result["quantization_loss"] = loss.by_part()
     result |= machine_facts(checkpoint, config, measure=measure)
     if parts is not None and tokens is not None:
         result["tokens"] = split(parts.tokenizer, typed(tokens, "--tokens"))

@@ -42,7 +42,9 @@ def facts(checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> dict[st
         "path": str(checkpoint.path),
         "file_bytes": size_on_disk(checkpoint.path),
         "name": checkpoint.name,
+        "model_type": checkpoint.model_type,
         "architecture": config.architecture,
+        "quantization": checkpoint.quantization,
         "parameters": sum(parts.values()),
         "active_parameters": sum(parts.values()) - _idle_experts(config, parts["experts"]),
         "parameters_by_part": {part: count for part, count in parts.items() if count},
@@ -69,6 +71,7 @@ def facts(checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> dict[st
             str(id): "" if tokenizer is None else tokenizer.id_to_token(id) for id in checkpoint.eos_token_ids
         },
         "has_chat_template": checkpoint.chat_template is not None,
+        "named_chat_templates": sorted(checkpoint.named_templates),
     }
 
 

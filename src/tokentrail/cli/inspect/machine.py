@@ -23,7 +23,7 @@ def machine_facts(
 ) -> dict[str, Any]:
     """As `--json` prints it, sizes in bytes. `free` defaults to what the machine has."""
     from tokentrail.engine.capacity import plan_capacity
-    from tokentrail.engine.estimate import estimate_memory, formats_of
+    from tokentrail.engine.estimate import estimate_memory, formats_of, quantized_weights
     from tokentrail.engine.model_runner import open_adapters, open_backend, open_draft
     from tokentrail.protocol import CapacityError
 
@@ -54,6 +54,7 @@ def machine_facts(
                 name: {"format": format, "bytes": nbytes}
                 for name, format, nbytes in formats_of(checkpoint, backend)
             },
+            "weights_quantized_on_loading": dict(quantized_weights(checkpoint, backend, config)),
         },
         "machine": {
             "threads": backend.threads,

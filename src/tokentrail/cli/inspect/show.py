@@ -20,7 +20,10 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
     from rich.text import Text
 
     console = console or stdout()
-    console.print(Text(result["name"], style="bold"), Text(result["path"], style="dim"), soft_wrap=True)
+    name, path = result["name"], result["path"]
+    console.print(
+        *([Text(name, style="bold")] if name != path else []), Text(path, style="dim"), soft_wrap=True
+    )
     _print_grid(console, _model_rows(result))
     console.print()
     console.print(_parts(result))
@@ -77,16 +80,23 @@ def _model_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     cache = ", ".join(f"{format_size(nbytes)} in {dtype}" for dtype, nbytes in kv.items())
     if window:
         cache += "; windows save none of it yet"
+    templates = "yes" if result["has_chat_template"] else "none"
+    if result["named_chat_templates"]:
+        templates += f", and by name: {', '.join(result['named_chat_templates'])}"
+    family = result["model_type"]
+    if family.replace("-", "_") != result["architecture"]:
+        family += f" (runs as {result['architecture']})"
     return [
-        ("family", f"{result['architecture']}, {result['layers']} layers, {widths}"),
+        ("family", f"{family}, {result['layers']} layers, {widths}"),
         ("attention", attention),
         ("context", f"{context:,} tokens, RoPE base {rope['theta']:,.0f}{scaling}"),
         ("KV cache", f"a token: {cache}"),
         ("vocabulary", f"{result['vocab_size']:,} tokens, {kind}{' / ' + pre if pre else ''}"),
         ("end of answer", ends or "no token ends it"),
-        ("chat template", "yes" if result["has_chat_template"] else "none"),
+        ("chat template", templates),
+        *_sampling_rows(result.get("sampling_defaults", {})),
+        *_quantization_rows(result),
         ("on disk", f"{format_size(result['file_bytes'])}, tensors {format_size(result['tensor_bytes'])}"),
-        *_loss_rows(result.get("quantization_loss", {})),
     ]
 
 
@@ -109,7 +119,7 @@ def _types(result: dict[str, Any]) -> Table:
     for kind, entry in result["tensors_by_type"].items():
         bits = 8 * entry["bytes"] / entry["parameters"]
         size = format_size(entry["bytes"])
-        table.add_row(kind, f"{entry['tensors']:,}", f"{entry['parameters']:,}", size, f"{bits:.2f}")
+        table.add_row(_named(kind), f"{entry['tensors']:,}", f"{entry['parameters']:,}", size, f"{bits:.2f}")
     return table
 
 
@@ -120,17 +130,39 @@ def _formats(result: dict[str, Any]) -> Table:
     for name, entry in memory["weights_by_format"].items():
         label = name if name == entry["format"] else f"{name} ({entry['format']})"
         rows.append((f"all in {label}", entry["bytes"]))
+    rows += [(f"with --quantization {kind}", n) for kind, n in memory["weights_quantized_on_loading"].items()]
     for label, nbytes in rows:
         table.add_row(label, format_size(nbytes), f"{nbytes:,}")
     return table
 
 
-def _loss_rows(losses: dict[str, float]) -> list[tuple[str, str]]:
-    """Of weights quantized on loading."""
-    if not losses:
+def _sampling_rows(defaults: dict[str, Any]) -> list[tuple[str, str]]:
+    """What requests that do not say are answered with, where the model's makers recommend something."""
+    if not defaults:
         return []
-    parts = ", ".join(f"{part.replace('_', '-')} {loss:.1%}" for part, loss in sorted(losses.items()))
-    return [("quantized", f"on loading; relative error of weights: {parts}")]
+    return [("sampling", ", ".join(f"{name} {value:g}" for name, value in defaults.items()) + " by default")]
+
+
+def _quantization_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """How a folder is quantized (of GGUF files the types say it), and what quantizing on loading loses."""
+    rows = []
+    if result["quantization"] not in ("", "gguf"):
+        rows.append(("quantized", f"by {result['quantization']}"))
+    if kind := result.get("quantized_on_loading"):
+        losses = result.get("quantization_loss", {})
+        parts = ", ".join(f"{part.replace('_', '-')} {loss:.1%}" for part, loss in sorted(losses.items()))
+        rows.append(
+            ("quantized", f"on loading, {kind}" + (f"; relative error of weights: {parts}" if parts else ""))
+        )
+    return rows
+
+
+def _named(format: str) -> str:
+    """`G4_128`, as the formats of AWQ, GPTQ and their kin are called inside, in words."""
+    from tokentrail.checkpoints.formats import grouped_format
+
+    grouped = grouped_format(format)
+    return format if grouped is None else f"int{grouped.bits}, groups of {grouped.group}"
 
 
 def _machine_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
