@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from tokentrail.protocol import (
@@ -38,7 +39,16 @@ def engine_info(vocab_size: int = 49152, max_model_len: int = 512, eos: Sequence
         threads=1,
         max_num_seqs=64,
         max_num_batched_tokens=512,
+        hidden_size=8,
     )
+
+
+def scripted_vector(request: GenerateRequest) -> bytes:
+    """Of its prompt alone: (1, length, first token, last token, 0 …), cut to the wanted dimensions."""
+    assert request.pooling is not None
+    prompt = request.prompt
+    values = [1.0, len(prompt), prompt[0], prompt[-1], 0.0, 0.0, 0.0, 0.5]
+    return array("f", values[: request.pooling.dimensions]).tobytes()
 
 
 class ScriptedEngine:
@@ -143,6 +153,9 @@ class ScriptedEngine:
 
     def _deltas(self, request: GenerateRequest) -> list[Delta]:
         sampling = request.sampling
+        if request.pooling is not None:
+            end = Finish(FinishReason.STOP, embedding=scripted_vector(request))
+            return [Delta(request.id, [], [], finish=end, cached_tokens=len(request.prompt) // 2)]
         tokens: list[int] = []
         finish = Finish(FinishReason.LENGTH)
         for token in self.script(request):

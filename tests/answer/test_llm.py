@@ -152,3 +152,32 @@ def test_importing_the_package_is_cheap() -> None:
     code = "import sys, tokentrail; print([m for m in ('numpy', 'msgspec', 'asyncio') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_embeddings(llm: LLM) -> None:
+    texts = ["The capital of France is Paris.", "Paris is France's capital.", "Bake the bread for an hour."]
+    first, same, other = (one.embedding for one in llm.embed(texts, pooling="mean"))
+    assert len(first) == 576
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert cosine(first, first) == pytest.approx(1, abs=1e-6)
+    assert cosine(first, same) > cosine(first, other) + 0.02
+    ids = llm.get_tokenizer().encode(texts[0])
+    (alone,) = llm.embed(ids, pooling="mean")
+    assert alone.embedding == first
+    assert alone.prompt_token_ids == ids
+    (cut,) = llm.embed(texts[0], pooling="mean", dimensions=64)
+    assert cosine(cut.embedding, cut.embedding) == pytest.approx(1, abs=1e-6)
+    assert cut.embedding[0] / cut.embedding[1] == pytest.approx(first[0] / first[1])
+    (last,) = llm.embed(texts[0])
+    assert last.embedding != first
+    with pytest.raises(InvalidRequest, match="from 1 to 576"):
+        llm.embed("a", dimensions=577)
+    with pytest.raises(ContextLengthExceeded, match="prompts"):
+        llm.embed("word " * 3000)
+    assert llm.embed([]) == []
+    view = llm.journey(last.request_id)
+    assert view is not None
+    assert view.outcome == "stop"

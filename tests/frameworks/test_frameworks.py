@@ -97,6 +97,29 @@ def test_langchain_asynchronously(langchain: Any) -> None:
     assert all(answer.content for answer in asyncio.run(ask()))
 
 
+def test_langchain_embeds(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token ids, which it sends by default, give the very vectors of the texts."""
+
+    class Encoding:
+        """In the place of tiktoken's, which would be downloaded and know other tokens."""
+
+        def encode_ordinary(self, text: str, **options: Any) -> list[int]:
+            return server.http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+        encode = encode_ordinary
+
+    monkeypatch.setattr("tiktoken.encoding_for_model", lambda name: Encoding())
+    options: Any = {"model": server.model, "base_url": f"{server.url}/v1", "api_key": "none"}
+    by_tokens = langchain_openai.OpenAIEmbeddings(**options)
+    by_text = langchain_openai.OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
+    texts = ["Paris is the capital of France.", "The French capital is Paris.", "Bake the bread."]
+    vectors = by_text.embed_documents(texts)
+    assert sum(a * a for a in vectors[0]) == pytest.approx(1, abs=1e-5)
+    assert asyncio.run(by_text.aembed_query(texts[0])) == vectors[0]
+    for ours, theirs in zip(vectors, by_tokens.embed_documents(texts), strict=True):
+        assert theirs == pytest.approx(ours, abs=1e-6)  # it divides by the length once more
+
+
 # --- LlamaIndex --------------------------------------------------------------------------------------
 
 

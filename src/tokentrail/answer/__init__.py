@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokentrail.answer.backend import Answer, Backend, collect
+from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
 from tokentrail.answer.types import (
     AnswerRequest,
     CallPiece,
@@ -41,6 +42,8 @@ __all__ = [
     "ChatPrompt",
     "Choice",
     "Chunk",
+    "EmbeddingRequest",
+    "Embeddings",
     "LocalBackend",
     "ModelCard",
     "ModelDetails",

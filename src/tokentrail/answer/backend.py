@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
+from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
 from tokentrail.answer.types import (
     AnswerRequest,
     CallPiece,
@@ -95,6 +96,10 @@ class Backend(Protocol):
 
     def tokenizer_info(self) -> dict[str, Any]:
         """`bos_token` and `eos_token` (texts or None), and `chat_template`."""
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """The prompts' vectors. Cancelling it ends all of it. Raises `InvalidRequest`, `Overloaded`, `EngineDead`."""
         ...
 
     async def open(self, request: AnswerRequest) -> Answer:

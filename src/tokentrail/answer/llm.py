@@ -12,6 +12,7 @@ from typing import Any
 
 from tokentrail.answer.admission import SEED_BITS, Admission, AnswerSequence, Desk
 from tokentrail.answer.backend import join
+from tokentrail.answer.embedding import EmbeddingJob, EmbeddingRequest, as_floats, prepare_embedding
 from tokentrail.answer.parts import load_text_parts
 from tokentrail.answer.types import (
     AnswerRequest,
@@ -63,6 +64,15 @@ class RequestOutput:
     seed: int
     """The seed used, given or drawn."""
     finished: bool = True
+
+
+@dataclass
+class EmbeddingOutput:
+    """One prompt and its vector."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: list[float]
 
 
 class LLM:
@@ -157,6 +167,61 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, use_tqdm, lora)
 
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        lora: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """One vector for each prompt: the model's last hidden states, pooled.
+
+        `pooling`: last, mean or cls; None: as the checkpoint says, otherwise last. `dimensions`: keep the first so
+        many values. `normalize`: of length one. `truncate_prompt_tokens`: keep so many of a prompt's last tokens; -1:
+        as many as the context holds. `lora` and `use_tqdm` as in `generate`. Raises `InvalidRequest` before anything is
+        computed.
+        """
+        several = [_prompt(one) for one in _several(prompts)]
+        if not several:
+            return []
+        self._check_adapter(lora)
+        request = EmbeddingRequest(
+            id=f"llm-{uuid.uuid4().hex}",
+            prompts=several,
+            model=lora or self._name,
+            endpoint="LLM",
+            field="prompts",
+            pooling=pooling,
+            dimensions=dimensions,
+            normalize=normalize,
+            add_special_tokens=add_special_tokens,
+            truncate_tokens=truncate_prompt_tokens,
+        )
+        info = self._engine.info
+        prepared = prepare_embedding(self._desk, request, info)
+        job = EmbeddingJob(self._desk, request, prepared, info)
+        numbers = {sequence.id: number for number, sequence in enumerate(job.sequences)}
+        try:
+            with _progress(len(several), use_tqdm and len(several) > 1, "embedding") as advance:
+                for step in self._engine.generate(job.sequences):
+                    self._journeys.on_step(step.record, step.deltas)
+                    for delta in step.deltas:
+                        number = numbers[delta.id]
+                        if job.take(number, delta):
+                            advance(1, len(job.sequences[number].prompt))
+            job.end("stop")
+        finally:
+            job.end("abort")  # if it has not ended otherwise
+        return [
+            EmbeddingOutput(request.id, ids, as_floats(vector))
+            for ids, vector in zip(prepared.token_ids, job.result().vectors, strict=True)
+        ]
+
     def journey(self, request_id: str) -> JourneyView | None:
         """What happened to one of the last 1,000 requests; `journey.render.render` draws it."""
         return self._journeys.view(request_id)
@@ -183,6 +248,11 @@ class LLM:
 
     # --- running -----------------------------------------------------------------------------------
 
+    def _check_adapter(self, lora: str | None) -> None:
+        if lora is not None and all(one.name != lora for one in self._engine.info.adapters):
+            known = ", ".join(one.name for one in self._engine.info.adapters) or "none"
+            raise InvalidRequest(f"lora: {lora!r} is not loaded; there is: {known}.", param="lora")
+
     def _run(
         self,
         prompts: Sequence[Prompt],
@@ -190,9 +260,7 @@ class LLM:
         progress: bool,
         lora: str | None,
     ) -> list[RequestOutput]:
-        if lora is not None and all(one.name != lora for one in self._engine.info.adapters):
-            known = ", ".join(one.name for one in self._engine.info.adapters) or "none"
-            raise InvalidRequest(f"lora: {lora!r} is not loaded; there is: {known}.", param="lora")
+        self._check_adapter(lora)
         if sampling is None:
             sampling = self.get_default_sampling_params()
         if isinstance(sampling, SamplingParams):
@@ -295,7 +363,7 @@ def _output(admission: Admission, chunks: Mapping[str, list[Chunk]]) -> RequestO
 
 
 @contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Any]:
+def _progress(total: int, wanted: bool, doing: str = "generating") -> Iterator[Any]:
     """Yields `advance(requests, tokens)`."""
     if not wanted:
         yield lambda requests, tokens: None
@@ -305,7 +373,7 @@ def _progress(total: int, wanted: bool) -> Iterator[Any]:
 
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("generating"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),

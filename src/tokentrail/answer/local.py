@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from tokentrail.answer.admission import Admission, AnswerSequence, Desk
+from tokentrail.answer.embedding import EmbeddingJob, EmbeddingRequest, Embeddings, prepare_embedding
+from tokentrail.answer.local_embedding import compute
 from tokentrail.answer.parts import TextParts, load_text_parts
 from tokentrail.answer.prompts import check_length, check_token_id, prepare, render, size
 from tokentrail.answer.types import (
@@ -195,6 +197,24 @@ class LocalBackend:
                     "prepare. Make it smaller or simpler."
                 ) from None
         return LocalAnswer(self.engine, self.desk.admit(request, prepared, info))
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        if request.received is None:
+            request.received = time.time()
+        info = self.engine.info
+        if size(request.prompts) < _LONG:
+            prepared = prepare_embedding(self.desk, request, info)
+        else:
+            preparing = asyncio.get_running_loop().run_in_executor(
+                None, prepare_embedding, self.desk, request, info
+            )
+            try:
+                prepared = await asyncio.wait_for(preparing, _LONGEST_PREPARATION)
+            except asyncio.TimeoutError:
+                raise InvalidRequest(
+                    f"The {request.field} took more than {_LONGEST_PREPARATION:g} seconds to prepare. Make it smaller."
+                ) from None
+        return await compute(self.engine, EmbeddingJob(self.desk, request, prepared, info))
 
     def _refresh_metrics(self) -> None:
         self.metrics.info = self.engine.info

@@ -43,6 +43,8 @@ class TextParts:
     """The type that most bytes of the file's tensors have."""
     file_bytes: int = 0
     """Of the tensors."""
+    pooling: str = "last"
+    """How embeddings are pooled, where a request does not say: last, mean or cls."""
 
 
 def load_text_parts(
@@ -53,13 +55,15 @@ def load_text_parts(
     generation_config: str = "auto",
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
+    pooling: str | None = None,
 ) -> TextParts:
     """Open a checkpoint for its text parts only.
 
     `model` None: the demo model; `chat_template`: a template to use instead of the checkpoint's: its path, its text, or
     the name of one that the checkpoint has besides; `name`: what the model answers to instead of its file's name;
     `generation_config`: where the defaults of sampling parameters come from: `auto` (the model), `vllm` (nowhere), or a
-    folder; the parsers: names of formats, where the template does not tell the right ones.
+    folder; the parsers: names of formats, where the template does not tell the right ones; `pooling`: how embeddings
+    are pooled, instead of as the checkpoint says.
     Raises `ModelFileError` naming what is wrong with a file.
     """
     checkpoint = open_checkpoint(demo_model_path() if model is None else Path(model))
@@ -91,6 +95,7 @@ def load_text_parts(
         checkpoint.config,
         _main_format(checkpoint),
         checkpoint.nbytes,
+        pooling or checkpoint.pooling or "last",
     )
 
 

@@ -38,10 +38,14 @@ def prepare(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     context: int,
+    *,
+    add_special_tokens: bool = True,
+    field: str = "prompt",
 ) -> Prepared:
     """Render and tokenize. Takes a moment for long prompts, and may run in a thread.
 
-    A text too long for `context` tokens, however it is cut, is refused before that work is done.
+    A text too long for `context` tokens, however it is cut, is refused before that work is done. `add_special_tokens`:
+    begin (and end) texts as the model's texts do. `field`: what the request calls them, for errors.
     """
     prepared = Prepared([], [], None, 0.0)
     for prompt in prompts:
@@ -53,14 +57,15 @@ def prepare(
             text = prompt.text
         else:
             for id in prompt.token_ids:
-                check_token_id(id, tokenizer, "prompt")
+                check_token_id(id, tokenizer, field)
             prepared.token_ids.append(list(prompt.token_ids))
             prepared.texts.append(None)
             continue
-        check_length(text, "messages" if isinstance(prompt, ChatPrompt) else "prompt", tokenizer, context)
+        check_length(text, "messages" if isinstance(prompt, ChatPrompt) else field, tokenizer, context)
         start = time.perf_counter()
         # A template writes the tokens that begin a conversation itself.
-        ids = tokenizer.encode(text, add_special_tokens=not isinstance(prompt, ChatPrompt))
+        special = add_special_tokens and not isinstance(prompt, ChatPrompt)
+        ids = tokenizer.encode(text, add_special_tokens=special)
         prepared.tokenize_seconds += time.perf_counter() - start
         prepared.token_ids.append(ids)
         prepared.texts.append(text)

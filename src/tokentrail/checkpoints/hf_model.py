@@ -17,6 +17,7 @@ from tokentrail.checkpoints.json_file import parse_json, read_bytes, read_json
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Checkpoint
+from tokentrail.checkpoints.pooling import folder_pooling
 from tokentrail.checkpoints.safetensors import SafetensorsFile, StoredTensor, read_folder_tensors
 
 CONFIG = "config.json"
@@ -74,6 +75,7 @@ def read_folder(folder: Path) -> Checkpoint:
         metadata=values,
         model_type=str(text.values.get("model_type", "")),
         quantization="" if settings is None else settings.text("quant_method"),
+        pooling=folder_pooling(folder),
     )
 
 

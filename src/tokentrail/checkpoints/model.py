@@ -271,6 +271,8 @@ class Checkpoint:
     quantization: str = ""
     """How it is stored, by the name that `quantization_config.quant_method` has for it (`awq`, `gptq` …), or `gguf`;
     empty: a folder in full precision."""
+    pooling: str | None = None
+    """How embeddings are pooled: `last`, `mean` or `cls`; None: the checkpoint does not say."""
 
     @property
     def nbytes(self) -> int:

@@ -26,6 +26,7 @@ from tokentrail.checkpoints.hf_model import CONFIG, read_folder
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Checkpoint, Tensor
+from tokentrail.checkpoints.pooling import gguf_pooling
 from tokentrail.checkpoints.safetensors import INDEX
 from tokentrail.protocol import ModelFileError
 
@@ -138,6 +139,7 @@ def _from_gguf(files: Sequence[GGUFFile]) -> Checkpoint:
         metadata=file.metadata,
         model_type=metadata.text("general.architecture"),
         quantization="gguf",
+        pooling=gguf_pooling(metadata),
     )
 
 

@@ -78,6 +78,16 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = None
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            metavar="KIND",
+            help="How embeddings are made of hidden states: last, mean or cls (token). Default: as the model says, "
+            "otherwise last.",
+            rich_help_panel=API,
+        ),
+    ] = None
     trail_text: Annotated[
         bool,
         typer.Option(
@@ -260,6 +270,10 @@ def serve(
         raise typer.BadParameter(
             f"{server.log_level!r} is not one of debug, info, warning or error", param_hint="--log-level"
         )
+    if server.pooling not in (None, "last", "mean", "cls"):
+        raise typer.BadParameter(
+            f"{server.pooling!r} is not one of last, mean or cls", param_hint="--pooling"
+        )
     if engine.model is None and model_file is None:
         _check_lists(server)
     keys = server.keys()
@@ -275,6 +289,7 @@ def serve(
         generation_config=engine.generation_config,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
+        pooling=server.pooling,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         ollama_api=server.ollama_api,

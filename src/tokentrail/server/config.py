@@ -28,6 +28,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the model writes tool calls; None: as its chat template tells it to."""
     reasoning_parser: str | None = None
     """How the model marks its thoughts; None: as its chat template has them."""
+    pooling: str | None = None
+    """How embeddings are pooled (last, mean or cls); None: as the checkpoint says, otherwise last."""
     generation_config: str = "auto"
     """Where defaults of sampling parameters come from: auto (the model), vllm (nowhere), or a folder."""
     trail_text: bool = False

@@ -233,6 +233,7 @@ def _load_text(config: ServerConfig) -> TextParts:
         generation_config=config.generation_config,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
+        pooling=config.pooling,
     )
 
 

@@ -10,6 +10,7 @@ from tokentrail.answer import ModelCard
 from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import Generation
 from tokentrail.server.openai import chat, completions
+from tokentrail.server.openai.embeddings import add_embeddings
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest
 from tokentrail.server.openai.responses import ModelBody, ModelList
 from tokentrail.server.schemas import json_body, json_response, read_json
@@ -30,6 +31,8 @@ def create_router(state: ServerState) -> APIRouter:
         """Continue one or several texts or token lists; with `stream`, as server-sent events."""
         body = await read_json(request, CompletionRequest, state.config.max_body_bytes)
         return Generation(state, request, completions.CompletionDialect(body))
+
+    add_embeddings(router, state)
 
     @router.get("/models")
     async def list_models() -> Response:

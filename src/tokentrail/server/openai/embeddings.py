@@ -1,0 +1,172 @@
+"""Embeddings: `POST /v1/embeddings`, OpenAI's, with vLLM's further parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+import uuid
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail.answer import EmbeddingRequest, Embeddings, Prompt, TextPrompt, TokensPrompt
+from tokentrail.answer.embedding import as_floats, check_inputs
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.errors import model_not_found
+from tokentrail.server.openai.chat import prompt_of
+from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage
+from tokentrail.server.schemas import List, json_body, read_json
+from tokentrail.server.state import Guard, ServerState
+
+log = logging.getLogger(__name__)
+
+MOST_INPUTS = 2048
+"""Of one request, as OpenAI has it."""
+_AT_ONCE = 16
+"""Vectors that are written as numbers before others have their turn: a millisecond or so."""
+
+
+class EmbeddingsRequest(BaseModel):
+    """`input`, or, as vLLM has it, `messages` that the chat template turns into a text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    input: str | List[str] | List[int] | List[List[int]] | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+    # vLLM's.
+    messages: List[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest(
+                "You must provide input." if self.input is None else "Give either input or messages.",
+                param="input",
+            )
+        if self.encoding_format not in (None, "float", "base64"):
+            raise InvalidRequest(
+                f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}.",
+                param="encoding_format",
+            )
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Raises `InvalidRequest`."""
+        if self.messages is not None:
+            conversation = ChatCompletionRequest(
+                model=self.model,
+                messages=self.messages,
+                add_generation_prompt=bool(self.add_generation_prompt),
+                continue_final_message=self.continue_final_message,
+                chat_template_kwargs=self.chat_template_kwargs,
+            )
+            return [prompt_of(conversation)]
+        given: Any = self.input
+        if isinstance(given, str):
+            return [TextPrompt(given)]
+        if given and isinstance(given[0], int):
+            return [TokensPrompt(given)]
+        check_inputs(len(given), MOST_INPUTS, "input")
+        return [TextPrompt(one) if isinstance(one, str) else TokensPrompt(one) for one in given]
+
+
+class EmbeddingObject(msgspec.Struct):
+    index: int
+    embedding: msgspec.Raw
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage
+    id: str
+    created: int
+
+
+def add_embeddings(router: APIRouter, state: ServerState) -> None:
+    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest))
+    async def embeddings(request: Request) -> Response:
+        """Vectors of texts, token lists or a conversation."""
+        body = await read_json(request, EmbeddingsRequest, state.config.max_body_bytes)
+        async with Guard(state, request):
+            return await _answer(state, request, body)
+
+
+async def _answer(state: ServerState, request: Request, body: EmbeddingsRequest) -> Response:
+    started = time.perf_counter()
+    backend = state.ready_backend()
+    if all(card.id != body.model for card in backend.models()):
+        raise model_not_found(body.model)
+    caller = request.state
+    id = f"embd-{uuid.uuid4().hex}"
+    made = await backend.embed(
+        EmbeddingRequest(
+            id=id,
+            prompts=body.prompts,
+            model=body.model,
+            endpoint=request.url.path,
+            field="input" if body.messages is None else "messages",
+            dimensions=body.dimensions,
+            add_special_tokens=body.add_special_tokens is not False,
+            truncate_tokens=body.truncate_prompt_tokens,
+            request_id=caller.client_request_id,
+            tenant=caller.tenant,
+            priority=body.priority or 0,
+            salt=":".join(filter(None, (caller.tenant, body.cache_salt))),
+            received=caller.received,
+        )
+    )
+    content = msgspec.json.encode(await _list(made, base64=body.encoding_format == "base64"))
+    if state.config.log_requests:
+        seconds = time.perf_counter() - started
+        usage = made.usage
+        log.info(
+            "%s %s: 200, %d prompt tokens (%d cached) → %d embeddings in %.2f s",
+            id,
+            request.url.path,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            len(made.vectors),
+            seconds,
+        )
+    headers = {"x-request-id": caller.client_request_id or id}
+    return Response(content, headers=headers, media_type="application/json")
+
+
+async def _list(made: Embeddings, *, base64: bool) -> EmbeddingList:
+    data: list[EmbeddingObject] = []
+    for index, vector in enumerate(made.vectors):
+        if index and index % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        value = _base64(vector) if base64 else msgspec.json.encode(as_floats(vector))
+        data.append(EmbeddingObject(index, msgspec.Raw(value)))
+    tokens = made.usage.prompt_tokens
+    usage = EmbeddingUsage(tokens, tokens)
+    return EmbeddingList(data=data, model=made.model, usage=usage, id=made.id, created=made.created)
+
+
+def _base64(vector: bytes) -> bytes:
+    return b'"%b"' % base64.b64encode(vector)
