@@ -105,7 +105,7 @@ class Desk:
         self, wanted: StructuredOutputsParams | None, options: ChatOptions, plan: AnswerPlan | None
     ) -> str | None:
         if plan is None:
-            if options.thinking_token_budget is not None:
+            if options.thinking_token_budget is not None and not options.thoughts_optional:
                 raise InvalidRequest(
                     "thinking_token_budget is not supported: this model does not mark its thoughts.",
                     param="thinking_token_budget",

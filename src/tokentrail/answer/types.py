@@ -53,6 +53,8 @@ class ChatOptions(msgspec.Struct, kw_only=True):
     """Several calls in one answer are fine."""
     thinking_token_budget: int | None = None
     """Tokens of thoughts at most."""
+    thoughts_optional: bool = False
+    """A model that does not mark its thoughts keeps any budget; otherwise it is refused."""
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):

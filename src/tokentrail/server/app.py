@@ -13,6 +13,8 @@ from starlette.responses import Response
 from tokentrail import __version__
 from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import tokenizing
+from tokentrail.server.anthropic import routes as anthropic
+from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
 from tokentrail.server.gate import Gate, RequestIds
 from tokentrail.server.hosts import Hosts
@@ -37,6 +39,7 @@ def create_app(state: ServerState) -> FastAPI:
         # A redirect would be to wherever the client's Host header says.
         redirect_slashes=False,
     )
+    app.include_router(anthropic.create_router(state))  # before OpenAI's: some paths are the same
     app.include_router(create_router(state))
     app.include_router(tokenizing.create_router(state))
     shapes = _add_dialects(app, state)
@@ -49,7 +52,8 @@ def create_app(state: ServerState) -> FastAPI:
         keys=Keys(config.api_keys),
         hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=bool(config.api_keys)),
         metrics=state.metrics,
-        shapes=shapes,
+        shapes={anthropic.PREFIX: anthropic_shape, **shapes},
+        header_shapes={anthropic.VERSION_HEADER: anthropic_shape},
         log_requests=config.log_requests,
     )
     if config.allowed_origins:
@@ -60,7 +64,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "request-id"],
         )
     app.add_middleware(RequestIds)
     return app
@@ -83,7 +87,12 @@ def _operations(state: ServerState) -> APIRouter:
     @router.get("/")
     async def root() -> Response:
         """Where to look."""
-        paths = {"models": "/v1/models", "chat": "/v1/chat/completions", "journeys": "/v1/journeys"}
+        paths = {
+            "models": "/v1/models",
+            "chat": "/v1/chat/completions",
+            "messages": "/v1/messages",
+            "journeys": "/v1/journeys",
+        }
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
         return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
 

@@ -1,0 +1,260 @@
+"""Answers → messages, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic_core import from_json
+
+from tokentrail.answer import Answer, CallPiece, Choice, Chunk
+from tokentrail.server.anthropic.errors import anthropic_shape
+from tokentrail.server.anthropic.prompts import question_of
+from tokentrail.server.anthropic.requests import MessagesRequest
+from tokentrail.server.errors import error_json
+from tokentrail.server.generation import Question
+from tokentrail.server.sse import MEDIA_TYPE, TextEvents, event, raw_event
+
+# --- on the wire -----------------------------------------------------------------------------------
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    text: str = ""
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class UsageBody(msgspec.Struct):
+    input_tokens: int
+    """Without those found in the prefix cache."""
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageBody(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: UsageBody
+    seed: int
+    """Ours, as the next: the seed used, given or drawn. Sent again, it brings the same answer."""
+    system_fingerprint: str
+
+
+# --- whole -----------------------------------------------------------------------------------------
+
+
+def usage_of(answer: Answer) -> UsageBody:
+    usage = answer.usage
+    return UsageBody(
+        usage.prompt_tokens - usage.cached_tokens,
+        usage.completion_tokens,
+        # The prefix cache keeps what it can by itself: nothing is written to it at a price.
+        0,
+        usage.cached_tokens,
+    )
+
+
+def signature_of(thoughts: str) -> str:
+    """A checksum of thoughts: clients send it back with them, and want one."""
+    return base64.b64encode(hashlib.sha256(thoughts.encode()).digest()).decode()
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object. As far as it goes where the answer was cut off: so the client reads streams."""
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        value = None
+    # What is no object is shown as it is: a call of no arguments would be another call.
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def stop_of(
+    finish_reason: str | None, stop_reason: str | int | None, *, all_used: bool
+) -> tuple[str, str | None]:
+    """(stop_reason, stop_sequence). `all_used`: the answer has max_tokens."""
+    if finish_reason == "tool_calls":
+        return "tool_use", None
+    if finish_reason == "length":
+        return "max_tokens" if all_used else "model_context_window_exceeded", None
+    if isinstance(stop_reason, str):
+        return "stop_sequence", stop_reason
+    return "end_turn", None
+
+
+class MessagesDialect:
+    """See `generation.Dialect`."""
+
+    prefix = "msg_"
+
+    def __init__(self, body: MessagesRequest, request_id: str) -> None:
+        """`request_id`: the client's own; otherwise the answer's id is its request's."""
+        self._body = body
+        self._request_id = request_id
+        thinking = body.thinking
+        self._show_thoughts = thinking is None or thinking.display != "omitted"
+
+    @property
+    def model(self) -> str:
+        return self._body.model
+
+    @property
+    def streaming(self) -> bool:
+        return bool(self._body.stream)
+
+    def question(self) -> Question:
+        return question_of(self._body)
+
+    def whole(self, answer: Answer, choices: list[Choice]) -> MessageBody:
+        choice = choices[0]
+        content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
+        if choice.reasoning:
+            shown = choice.reasoning if self._show_thoughts else ""
+            content.append(ThinkingBlock(shown, signature_of(choice.reasoning)))
+        if choice.text:
+            content.append(TextBlock(choice.text))
+        content += [
+            ToolUseBlock(call.id or "", call.name or "", input_of(call.arguments)) for call in choice.calls
+        ]
+        all_used = answer.usage.completion_tokens >= self._body.max_tokens
+        stop_reason, stop_sequence = stop_of(choice.finish_reason, choice.stop_reason, all_used=all_used)
+        return MessageBody(
+            id=answer.id,
+            model=answer.model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage_of(answer),
+            seed=answer.seed,
+            system_fingerprint=answer.fingerprint,
+        )
+
+    def stream(self, answer: Answer) -> MessageStream:
+        request_id = self._request_id or answer.id
+        return MessageStream(answer, self._body.max_tokens, request_id, show_thoughts=self._show_thoughts)
+
+
+# --- streamed --------------------------------------------------------------------------------------
+
+
+class MessageStream:
+    """Chunks → events: blocks one after the other, each begun, added to and ended."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, answer: Answer, max_tokens: int, request_id: str, *, show_thoughts: bool) -> None:
+        self._answer = answer
+        self._max_tokens = max_tokens
+        self._request_id = request_id
+        self._show_thoughts = show_thoughts
+        self._index = -1
+        """Of the newest block."""
+        self._open = ""
+        """Its type, while it is not ended."""
+        self._thoughts: list[str] = []
+        self._text: TextEvents | None = None
+        self._call = -1
+        self._finish: tuple[str | None, str | int | None] = (None, None)
+
+    def start(self) -> bytes:
+        answer = self._answer
+        usage = usage_of(answer)
+        usage.output_tokens = 0
+        message = MessageBody(
+            id=answer.id,
+            model=answer.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
+            seed=answer.seed,
+            system_fingerprint=answer.fingerprint,
+        )
+        return _event("message_start", message=message) + _event("ping")
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        data = b""
+        if chunk.reasoning:
+            data += self._think(chunk.reasoning)
+        if chunk.text:
+            if self._open != "text":
+                data += self._begin("text", TextBlock())
+                delta = {"type": "text_delta", "text": ""}
+                event = {"type": "content_block_delta", "index": self._index, "delta": delta}
+                self._text = TextEvents(event, "text")
+            assert self._text is not None
+            data += b"event: content_block_delta\n" + self._text.event(chunk.text)
+        for piece in chunk.calls:
+            data += self._piece(piece)
+        if chunk.finish_reason is not None:
+            self._finish = (chunk.finish_reason, chunk.stop_reason)
+        return data
+
+    def end(self) -> bytes:
+        data = self._close()
+        all_used = self._answer.usage.completion_tokens >= self._max_tokens
+        stop_reason, stop_sequence = stop_of(*self._finish, all_used=all_used)
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        data += _event("message_delta", delta=delta, usage=usage_of(self._answer))
+        return data + _event("message_stop")
+
+    def failed(self, error: Exception) -> bytes:
+        return b"event: error\n" + raw_event(error_json(error, anthropic_shape, self._request_id))
+
+    def _think(self, text: str) -> bytes:
+        data = self._begin("thinking", ThinkingBlock()) if self._open != "thinking" else b""
+        self._thoughts.append(text)
+        if not self._show_thoughts:
+            return data
+        return data + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _piece(self, piece: CallPiece) -> bytes:
+        data = b""
+        if piece.index != self._call:
+            self._call = piece.index
+            data = self._begin("tool_use", ToolUseBlock(piece.id or "", piece.name or "", {}))
+        if not piece.arguments:
+            return data
+        return data + self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _begin(self, kind: str, block: TextBlock | ThinkingBlock | ToolUseBlock) -> bytes:
+        data = self._close()
+        self._index += 1
+        self._open = kind
+        return data + _event("content_block_start", index=self._index, content_block=block)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        data = b""
+        if self._open == "thinking":
+            signature = signature_of("".join(self._thoughts))
+            data = self._delta({"type": "signature_delta", "signature": signature})
+            self._thoughts.clear()
+        self._open = ""
+        return data + _event("content_block_stop", index=self._index)
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\n" % kind.encode() + event({"type": kind, **fields})

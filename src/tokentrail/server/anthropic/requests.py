@@ -1,0 +1,128 @@
+"""Request bodies, as Anthropic's API reference describes them.
+
+Blocks of all types are read into one class each place: which fields a type needs is said in plain words by `prompts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokentrail.server.schemas import CheckedRequest, List
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class TextSource(_Part):
+    """Of a document."""
+
+    type: str
+    data: str | None = None
+
+
+class ResultBlock(_Part):
+    """Part of what a tool returned, or of a system prompt. Only text is read."""
+
+    type: str
+    text: str | None = None
+    title: str | None = None
+    context: str | None = None
+    source: TextSource | str | None = None
+
+
+class ContentBlock(ResultBlock):
+    """Part of a message: text, a text document, tool_use, tool_result, thinking or redacted_thinking."""
+
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | List[ResultBlock] | None = None
+    is_error: bool | None = None
+
+
+class Message(_Part):
+    role: str
+    content: str | List[ContentBlock]
+
+
+class Tool(_Part):
+    """A function that the model may call."""
+
+    type: str | None = None
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(_Part):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(_Part):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(_Part):
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    type: str
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+class OutputConfig(_Part):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(CheckedRequest):
+    """`POST /v1/messages/count_tokens`: what makes up a prompt."""
+
+    model: str = Field(min_length=1)
+    messages: List[Message]
+    system: str | List[ResultBlock] | None = None
+    tools: List[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        "container": "this server runs no code.",
+        "mcp_servers": "call their tools yourself, and describe these in tools.",
+    }
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "cache_control",
+            "diagnostics",
+            "inference_geo",
+            "metadata",
+            "service_tier",
+            "speed",
+            "user_profile_id",
+            "workspace_id",
+        }
+    )
+
+
+class MessagesRequest(CountTokensRequest):
+    """`POST /v1/messages`."""
+
+    max_tokens: int
+    stop_sequences: List[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    # Ours.
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
