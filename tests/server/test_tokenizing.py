@@ -19,7 +19,7 @@ def test_a_text_and_its_tokens(server: ScriptedServer) -> None:
     assert result["count"] == len(result["tokens"]) == len(result["token_strs"])
     assert result["max_model_len"] == 512
     back = post(server, "/detokenize", tokens=result["tokens"]).json()
-    assert back == {"prompt": TEXT}
+    assert back == {"prompt": TEXT, "content": TEXT}
 
 
 def test_a_conversation_is_what_a_request_with_it_would_be(server: ScriptedServer) -> None:
@@ -37,6 +37,28 @@ def test_special_tokens_are_parsed(server: ScriptedServer) -> None:
     assert post(server, "/tokenize", prompt="<|im_end|>", add_special_tokens=False).json()["tokens"] == [2]
 
 
+def test_llama_cpps_way(server: ScriptedServer) -> None:
+    ids = post(server, "/tokenize", content=TEXT).json()
+    assert ids == {"tokens": post(server, "/tokenize", prompt=TEXT).json()["tokens"]}
+    pieces = post(server, "/tokenize", content=TEXT, with_pieces=True).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == ids["tokens"]
+    data = [
+        piece["piece"].encode() if isinstance(piece["piece"], str) else bytes(piece["piece"])
+        for piece in pieces
+    ]
+    assert b"".join(data).decode() == TEXT
+    assert any(isinstance(piece["piece"], list) for piece in pieces)
+    assert post(server, "/tokenize", content="<|im_end|>").json()["tokens"] == [2]
+    assert len(post(server, "/tokenize", content="<|im_end|>", parse_special=False).json()["tokens"]) > 1
+
+
+def test_tgis_way(server: ScriptedServer) -> None:
+    tokens = post(server, "/tokenize", inputs=TEXT).json()
+    assert [token["id"] for token in tokens] == post(server, "/tokenize", prompt=TEXT).json()["tokens"]
+    assert "".join(token["text"] for token in tokens) == TEXT
+    assert all(token["text"] == TEXT[token["start"] : token["stop"]] for token in tokens)
+
+
 def test_tokenizer_info(server: ScriptedServer) -> None:
     info = server.get("/tokenizer_info").json()
     assert info["eos_token"] in ("<|endoftext|>", "<|im_end|>")
@@ -49,6 +71,7 @@ def test_tokenizer_info(server: ScriptedServer) -> None:
         ("/tokenize", {}, "either prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": []}, "either prompt or messages"),
         ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/tokenize", {"content": "a", "inputs": "a"}, "either prompt or messages"),
         ("/detokenize", {"tokens": "3"}, "tokens"),
         ("/detokenize", {"tokens": [3, 99999999]}, "99999999"),
         ("/tokenize", {"prompt": "a" * 200_000}, "maximum context length"),

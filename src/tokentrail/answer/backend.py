@@ -16,6 +16,7 @@ from tokentrail.answer.types import (
     ModelDetails,
     Prompt,
     Timing,
+    TokenText,
     Usage,
 )
 from tokentrail.protocol import EngineStats
@@ -83,11 +84,18 @@ class Backend(Protocol):
         """A conversation as the model gets it. Raises `InvalidRequest`."""
         ...
 
-    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
         """Token ids of a prompt: those that a request with it would be answered for. Safe in another thread.
 
-        `add_special_tokens` False: a text without the token that begins the model's texts. Raises `InvalidRequest`.
+        `add_special_tokens` False: a text without the token that begins the model's texts. `parse_special` False:
+        control tokens that are written in it are text. Raises `InvalidRequest`.
         """
+        ...
+
+    def token_texts(self, ids: Sequence[int]) -> list[TokenText]:
+        """Tokens of the vocabulary, one by one. Raises `InvalidRequest` for what is no token id."""
         ...
 
     def detokenize(self, ids: Sequence[int]) -> str:

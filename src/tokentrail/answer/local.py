@@ -20,6 +20,7 @@ from tokentrail.answer.types import (
     ModelDetails,
     Prompt,
     TextPrompt,
+    TokenText,
 )
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
@@ -148,13 +149,22 @@ class LocalBackend:
     def render(self, prompt: ChatPrompt) -> str:
         return render(prompt, self.desk.parts.template)
 
-    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
         tokenizer = self.desk.parts.tokenizer
-        if isinstance(prompt, TextPrompt) and not add_special_tokens:
+        if isinstance(prompt, TextPrompt) and not (add_special_tokens and parse_special):
             check_length(prompt.text, "prompt", tokenizer, self.engine.info.max_model_len)
-            return tokenizer.encode(prompt.text, add_special_tokens=False)
+            return tokenizer.encode(
+                prompt.text, add_special_tokens=add_special_tokens, parse_special=parse_special
+            )
         parts = self.desk.parts
         return prepare([prompt], tokenizer, parts.template, self.engine.info.max_model_len).token_ids[0]
+
+    def token_texts(self, ids: Sequence[int]) -> list[TokenText]:
+        for id in ids:
+            check_token_id(id, self.desk.parts.tokenizer, "tokens")
+        return [self.desk.texts[id] for id in ids]
 
     def detokenize(self, ids: Sequence[int]) -> str:
         tokenizer = self.desk.parts.tokenizer

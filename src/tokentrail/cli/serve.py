@@ -104,6 +104,14 @@ class ServerOptions:
         bool,
         typer.Option("--ollama-api/--no-ollama-api", help="Speak Ollama's API too.", rich_help_panel=API),
     ] = True
+    tgi_api: Annotated[
+        bool,
+        typer.Option(
+            "--tgi-api/--no-tgi-api",
+            help="Speak the API of Hugging Face's Text Generation Inference too.",
+            rich_help_panel=API,
+        ),
+    ] = True
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -293,6 +301,7 @@ def serve(
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         ollama_api=server.ollama_api,
+        tgi_api=server.tgi_api,
         allowed_origins=_words(server.allowed_origins),
         allowed_methods=_words(server.allowed_methods) or ("*",),
         allowed_headers=_words(server.allowed_headers) or ("*",),

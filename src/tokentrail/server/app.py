@@ -78,6 +78,11 @@ def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:
 
         app.include_router(ollama.create_router(state))
         shapes["/api/"] = ollama.shape
+    if state.config.tgi_api:
+        from tokentrail.server import tgi
+
+        app.include_router(tgi.create_router(state))
+        shapes |= dict.fromkeys(("/generate", "/info", "/"), tgi.shape)
     return shapes
 
 

@@ -1,4 +1,5 @@
-"""How the model splits texts, with vLLM's routes: /tokenize, /detokenize and /tokenizer_info.
+"""How the model splits texts: /tokenize and /detokenize as vLLM, llama.cpp and Text Generation Inference have them,
+told apart by the fields of the request, and vLLM's /tokenizer_info.
 
 Programs that score texts by tokens (EleutherAI's evaluation harness, for one) ask here instead of loading a tokenizer.
 """
@@ -6,6 +7,8 @@ Programs that score texts by tokens (EleutherAI's evaluation harness, for one) a
 from __future__ import annotations
 
 import asyncio
+import codecs
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,23 +16,45 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.answer import ChatPrompt, Prompt, TextPrompt
+from tokentrail.answer import Backend, ChatPrompt, Prompt, TextPrompt, TokenText
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.schemas import List, json_body, json_response, read_json
 from tokentrail.server.state import ServerState
 
 
 class TokenizeRequest(BaseModel):
-    """A text, or a conversation that the chat template turns into one."""
+    """One text or conversation. Its name says whose answer is wanted: vLLM's, llama.cpp's (`content`) or TGI's
+    (`inputs`).
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     prompt: str | None = None
     messages: List[dict[str, Any]] | None = None
+    """A conversation that the chat template turns into a text."""
     add_special_tokens: bool = True
     """Whether a text begins as the model's texts do; a template says so itself."""
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+
+    content: str | None = None
+    """llama.cpp's."""
+    add_special: bool = False
+    """As `add_special_tokens`, of `content`."""
+    parse_special: bool = True
+    """Of `content`: control tokens written out become those tokens."""
+    with_pieces: bool = False
+    """Of `content`: texts beside the ids."""
+
+    inputs: str | None = None
+    """TGI's."""
+
+    def check(self) -> None:
+        given = [
+            name for name in ("prompt", "messages", "content", "inputs") if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise InvalidRequest("Give either prompt or messages (or content, or inputs).", param="prompt")
 
 
 class DetokenizeRequest(BaseModel):
@@ -45,29 +70,17 @@ def create_router(state: ServerState) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await read_json(request, TokenizeRequest, state.config.max_body_bytes)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("Give either prompt or messages.", param="prompt")
-        prompt: Prompt
-        if body.messages is not None:
-            prompt = ChatPrompt(messages=body.messages, add_generation_prompt=body.add_generation_prompt)
-        else:
-            prompt = TextPrompt(body.prompt or "")
         backend = state.ready_backend()
         # A long text takes a while, which must not hold up streams.
-        ids = await asyncio.get_running_loop().run_in_executor(
-            None, backend.tokenize, prompt, body.add_special_tokens
-        )
-        strings = [backend.detokenize([id]) for id in ids] if body.return_token_strs else None
-        context = backend.models()[0].max_model_len
-        return json_response(
-            {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": strings}
-        )
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(None, tokenized, backend, body))
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids, special tokens included."""
+        """The text of token ids, special tokens included: as `prompt` (vLLM) and as `content` (llama.cpp)."""
         body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
-        return json_response({"prompt": state.ready_backend().detokenize(body.tokens)})
+        text = state.ready_backend().detokenize(body.tokens)
+        return json_response({"prompt": text, "content": text})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
@@ -75,3 +88,42 @@ def create_router(state: ServerState) -> APIRouter:
         return json_response(state.ready_backend().tokenizer_info())
 
     return router
+
+
+def tokenized(backend: Backend, body: TokenizeRequest) -> Any:
+    """The response's body. Raises `InvalidRequest`."""
+    if body.content is not None:
+        ids = backend.tokenize(TextPrompt(body.content), body.add_special, body.parse_special)
+        return {"tokens": [_piece(token) for token in backend.token_texts(ids)] if body.with_pieces else ids}
+    if body.inputs is not None:
+        return _with_offsets(backend.token_texts(backend.tokenize(TextPrompt(body.inputs))), body.inputs)
+    prompt: Prompt = TextPrompt(body.prompt or "")
+    if body.messages is not None:
+        prompt = ChatPrompt(messages=body.messages, add_generation_prompt=body.add_generation_prompt)
+    ids = backend.tokenize(prompt, body.add_special_tokens)
+    strings = [token.text for token in backend.token_texts(ids)] if body.return_token_strs else None
+    context = backend.models()[0].max_model_len
+    return {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": strings}
+
+
+def _piece(token: TokenText) -> dict[str, Any]:
+    """llama.cpp's: half characters are lists of bytes."""
+    whole = token.text.encode() == token.bytes
+    return {"id": token.id, "piece": token.text if whole else list(token.bytes)}
+
+
+def _with_offsets(tokens: Sequence[TokenText], text: str) -> list[dict[str, Any]]:
+    """TGI's: where in the text each token stands, in characters. The last part of a character stands for all of it;
+    what is not in the text (a token that begins texts) is empty.
+    """
+    places = []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at = 0
+    for token in tokens:
+        piece = decoder.decode(token.bytes)
+        if not text.startswith(piece, at) and text.startswith(piece[1:], at) and piece.startswith(" "):
+            piece = piece[1:]  # the space before the first word that SentencePiece adds
+        end = at + len(piece) if text.startswith(piece, at) else at
+        places.append({"id": token.id, "text": text[at:end], "start": at, "stop": end})
+        at = end
+    return places

@@ -1,0 +1,98 @@
+"""The routes of Text Generation Inference's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail import __version__
+from tokentrail.answer import Backend, TextPrompt, TokensPrompt
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.generation import Generation
+from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.state import ServerState
+from tokentrail.server.tgi.generate import GenerateDialect
+from tokentrail.server.tgi.requests import CompatRequest, GenerateRequest, Parameters
+from tokentrail.server.tgi.responses import Info
+
+
+def create_router(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["Text Generation Inference"])
+
+    async def answer(
+        request: Request, body: GenerateRequest, *, streaming: bool, listed: bool = False
+    ) -> Response:
+        backend = state.ready_backend()
+        parameters = body.parameters or Parameters()
+        if streaming:
+            parameters.check_stream()
+        model = _model(backend, parameters)
+        prompt = await _prompt(backend, body)
+        dialect = GenerateDialect(body, model, prompt, streaming=streaming, listed=listed)
+        return Generation(state, request, dialect)
+
+    @router.post("/generate", openapi_extra=json_body(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        """Continue a text."""
+        body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
+        return await answer(request, body, streaming=False)
+
+    @router.post("/generate_stream", openapi_extra=json_body(GenerateRequest))
+    async def generate_stream(request: Request) -> Response:
+        """Continue a text, as server-sent events: one a token."""
+        body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
+        return await answer(request, body, streaming=True)
+
+    @router.post("/", openapi_extra=json_body(CompatRequest))
+    async def compat(request: Request) -> Response:
+        """Continue a text, as events or as a list of one answer: what Hugging Face's clients ask."""
+        body = await read_json(request, CompatRequest, state.config.max_body_bytes)
+        return await answer(request, body, streaming=bool(body.stream), listed=True)
+
+    @router.get("/info")
+    async def info() -> Response:
+        """What the server has, and its limits."""
+        backend = state.ready_backend()
+        card = backend.models()[0]
+        details = backend.details(card.id)
+        return json_response(
+            Info(
+                model_id=card.id,
+                model_sha=details.fingerprint,
+                model_dtype=details.quantization,
+                max_concurrent_requests=details.max_sequences,
+                max_best_of=128,
+                max_stop_sequences=1024,
+                max_input_tokens=card.max_model_len - 1,
+                max_total_tokens=card.max_model_len,
+                version=__version__,
+            )
+        )
+
+    return router
+
+
+def _model(backend: Backend, parameters: Parameters) -> str:
+    cards = backend.models()
+    name = parameters.adapter_id
+    if not name:
+        return cards[0].id
+    if all(card.id != name for card in cards):
+        raise InvalidRequest(
+            f"parameters.adapter_id {name[:80]!r} is none of {', '.join(card.id for card in cards)}.",
+            param="parameters.adapter_id",
+        )
+    return name
+
+
+async def _prompt(backend: Backend, body: GenerateRequest) -> TextPrompt | TokensPrompt:
+    prompt = TextPrompt(body.inputs)
+    limit = body.parameters.truncate if body.parameters else None
+    if limit is None:
+        return prompt
+    # A long text takes a while, which must not hold up streams.
+    ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
+    return prompt if len(ids) <= limit else TokensPrompt(ids[-limit:])
