@@ -51,11 +51,11 @@ def test_every_engine_flag_reaches_the_engine(served) -> None:
         "--max-waiting", "7", "--kv-cache-memory", "2GiB", "--block-size", "64",
         "--no-enable-prefix-caching", "--kv-cache-dtype", "float32", "--activation-dtype", "float32",
         "--seed", "9", "--enforce-eager", "--dtype", "bfloat16", "--quantization", "gguf",
-        "--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2",
+        "--step-timeout", "0", "--gpu-memory-utilization", "0.5", "--tensor-parallel-size", "2",
     )  # fmt: skip
     assert config.engine == EngineConfig(
         model="x.gguf", max_model_len=4096, threads=3, max_num_seqs=5, max_num_batched_tokens=1000,
-        max_waiting=7, kv_cache_memory=2 * 2**30, block_size=64, enable_prefix_caching=False,
+        max_waiting=7, step_timeout=None, kv_cache_memory=2 * 2**30, block_size=64, enable_prefix_caching=False,
         kv_cache_dtype="float32", activation_dtype="float32", seed=9, enforce_eager=True,
         dtype="bfloat16", quantization="gguf", memory_utilization=0.5, tensor_parallel_size=2,
     )  # fmt: skip
@@ -76,14 +76,16 @@ def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
         "--trail-size", "5", "--allowed-origins", "http://a,http://b", "--allowed-methods", "GET",
         "POST", "--allowed-headers", "x-a", "--allow-credentials", "--shutdown-timeout", "3.5",
         "--log-level", "debug", "--no-log-requests", "--generation-config", "vllm",
-        "--allowed-hosts", "a.example", "b.example", "--max-connections", "50",
+        "--allowed-hosts", "a.example", "b.example", "--max-connections", "50", "--request-timeout", "9",
+        "--ssl-keyfile", "k.pem", "--ssl-certfile", "c.pem", "--ssl-ca-certs", "ca.pem", "--ssl-cert-reqs", "2",
     )  # fmt: skip
     assert config == ServerConfig(
         host="0.0.0.0", port=0, chat_template=str(template), trail_text=True, trail_size=5,
         allowed_origins=("http://a", "http://b"), allowed_methods=("GET", "POST"),
         allowed_headers=("x-a",), allow_credentials=True, shutdown_timeout=3.5, log_level="debug",
         log_requests=False, generation_config="vllm",
-        allowed_hosts=("a.example", "b.example"), max_connections=50,
+        allowed_hosts=("a.example", "b.example"), max_connections=50, request_timeout=9.0,
+        ssl_keyfile="k.pem", ssl_certfile="c.pem", ssl_ca_certs="ca.pem", ssl_cert_reqs=2,
     )  # fmt: skip
 
 

@@ -289,7 +289,7 @@ def test_a_deadline_ends_a_sequence_even_while_it_waits() -> None:
     assert output is not None
     assert output.record.sequences == []
     for id in ("running", "waiting"):
-        assert harness.finishes[id].reason is FinishReason.ABORT
+        assert harness.finishes[id].reason is FinishReason.TIMEOUT
         assert "deadline" in (harness.finishes[id].error or "")
     assert not harness.core.has_work
     assert harness.core.pool.num_used == 0

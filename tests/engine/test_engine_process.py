@@ -305,6 +305,35 @@ async def test_ten_kills_under_load_change_no_byte() -> None:
         await until(lambda: client.stats.blocks_used == 0)
 
 
+async def test_an_engine_that_hangs_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(model="fake:?delay=0.003", step_timeout=1.0) as client:
+        # Idle, it may be silent for as long as it likes; also after an abort that came too late.
+        stream = client.generate(request("x", [3, 4], max_tokens=3, ignore_eos=True))
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await asyncio.sleep(1.6)
+        assert client.restarts == 0
+        items = some_requests(6, seed=2, ignore_eos=True, max_tokens=60)
+        streams = [asyncio.create_task(collect(client, item)) for item in items]
+        await until(lambda: client.stats.generated_tokens >= 20)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        answers = await asyncio.gather(*streams)
+        for item, answer in zip(items, answers, strict=True):
+            assert answer == expect(item, CONTEXT)
+        assert client.restarts == 1
+        assert "has finished no step for 1 s" in caplog.text
+        # All who asked have left, and still it owes a word.
+        task = asyncio.create_task(collect(client, request("y", [3, 4], max_tokens=90, ignore_eos=True)))
+        await until(lambda: client.stats.running == 1)
+        os.kill(client.pid, signal.SIGSTOP)
+        task.cancel()
+        await until(lambda: client.restarts == 2)
+        item = request("z", [3, 4], max_tokens=5)
+        assert await collect(client, item) == expect(item, CONTEXT)
+
+
 async def test_requests_made_while_the_engine_restarts_wait_for_it() -> None:
     async with engine() as client:
         assert client.pid is not None

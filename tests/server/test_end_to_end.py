@@ -442,3 +442,19 @@ def test_what_keeps_a_server_from_starting_is_said_in_one_line(tmp_path: Any) ->
             (line,) = err.strip().splitlines()
             assert line.startswith("error: ")
             assert named in line
+
+
+def test_sighup_lets_a_running_stream_finish_and_tls_is_checked_first(tmp_path: Any) -> None:
+    process = launch(ServerConfig(port=0, ssl_certfile=str(tmp_path / "none.pem")))
+    assert process.communicate(timeout=60)[1].startswith("error: --ssl-certfile ")
+    server = RealServer(engine={"kv_cache_memory": 1024 * KV_BYTES_PER_TOKEN, "max_model_len": 512})
+    with server.client().completions.create(
+        model=server.model, prompt="Once", max_tokens=60, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        chunks = iter(stream)
+        next(chunks)
+        for _ in range(2):  # the second is no reason to hurry
+            os.kill(server.process.pid, signal.SIGHUP)
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+    status, log = server.end()
+    assert status == 0, log

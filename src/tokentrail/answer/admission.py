@@ -32,7 +32,7 @@ SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
 
 # Of a request with several choices the worst outcome is told.
-_BADNESS = {"stop": 0, "length": 1, "abort": 2, "rejected": 3, "error": 4}
+_BADNESS = {"stop": 0, "length": 1, "abort": 2, "rejected": 3, "timeout": 4, "error": 5}
 
 
 def draw_seed() -> int:
@@ -207,6 +207,8 @@ class Admission:
     def write(self, sequence: AnswerSequence, delta: Delta) -> Chunk:
         """What `delta` adds to the answer. Raises `TokentrailError` if the engine gave the sequence up."""
         finish = delta.finish
+        if finish is not None and finish.reason is FinishReason.TIMEOUT:
+            raise self.request.late()
         if finish is not None and finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise TokentrailError(finish.error or "The engine gave the request up.", code=finish.reason.value)
         writer = sequence.writer

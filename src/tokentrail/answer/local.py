@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from tokentrail.answer.types import (
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
+    DeadlineExceeded,
     Delta,
     EngineInfo,
     EngineStats,
@@ -199,9 +201,12 @@ class LocalBackend:
             prepared = self.desk.prepare(request, info)
         else:
             preparing = asyncio.get_running_loop().run_in_executor(None, self.desk.prepare, request, info)
+            left = math.inf if request.deadline is None else request.deadline - time.time()
             try:
-                prepared = await asyncio.wait_for(preparing, _LONGEST_PREPARATION)
+                prepared = await asyncio.wait_for(preparing, min(left, _LONGEST_PREPARATION))
             except asyncio.TimeoutError:
+                if left < _LONGEST_PREPARATION:
+                    raise request.late() from None
                 raise InvalidRequest(
                     f"The prompt or the answer's schema took more than {_LONGEST_PREPARATION:g} seconds to "
                     "prepare. Make it smaller or simpler."
@@ -255,6 +260,8 @@ class LocalAnswer:
         self._error: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
         self._unfinished = 0
+        self._drops: list[Callable[[], None]] = []
+        """End in the engine whatever does not know yet that it is over."""
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         return self._chunks
@@ -279,11 +286,16 @@ class LocalAnswer:
     async def _run(self) -> AsyncGenerator[list[Chunk], None]:
         admission = self._admission
         outcome = "error"
-        drops: list[Callable[[], None]] = []
+        deadline = admission.request.deadline
+        timer: asyncio.TimerHandle | None = None
         try:
             self._unfinished = len(admission.sequences)
             for sequence in admission.sequences:
-                drops.append(self._submit(sequence))
+                self._drops.append(self._submit(sequence))
+            if deadline is not None:
+                # The engine keeps to it too, but may just be starting, or hang.
+                left = max(0.0, deadline - time.time())
+                timer = asyncio.get_running_loop().call_later(left, self._expire)
             while True:
                 if self._ready:
                     ready, self._ready = self._ready, []
@@ -302,11 +314,26 @@ class LocalAnswer:
         except Overloaded:
             outcome = "rejected"
             raise
+        except DeadlineExceeded:
+            outcome = "timeout"
+            raise
         finally:
-            # Ends in the engine whatever does not know yet that it is over.
-            for drop in drops:
-                drop()
+            if timer is not None:
+                timer.cancel()
+            self._drop()
             admission.end(outcome)
+
+    def _drop(self) -> None:
+        for drop in self._drops:
+            drop()
+
+    def _expire(self) -> None:
+        """The time is up, though who iterates may be busy with a client that reads slowly."""
+        if self._error is None and self._unfinished:
+            self._error = self._admission.request.late()
+            self._take = None
+            self._drop()
+            self._stir()
 
     def _submit(self, sequence: AnswerSequence) -> Callable[[], None]:
         """Called in the very call in which a step of the engine arrives; nobody is woken for what is taken."""

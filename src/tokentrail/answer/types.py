@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tokentrail.protocol import SamplingParams
+from tokentrail.protocol import DeadlineExceeded, SamplingParams
 
 # --- the question ----------------------------------------------------------------------------------
 
@@ -90,8 +90,16 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     salt: str = ""
     deadline: float | None = None
+    """Wall-clock second at which it ends with `DeadlineExceeded`, wherever it is then."""
     received: float | None = None
     """Wall clock; None: now."""
+
+    def late(self) -> DeadlineExceeded:
+        """What it ends with when its deadline has passed."""
+        given = (self.deadline or 0.0) - (self.received or 0.0)
+        return DeadlineExceeded(
+            f"The request was not done within {given:.4g} seconds, the time it was given."
+        )
 
 
 # --- the answer ------------------------------------------------------------------------------------

@@ -193,6 +193,17 @@ class EngineOptions:
             rich_help_panel=BATCHING,
         ),
     ] = 1024
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            "--step-timeout",
+            min=0.0,
+            metavar="SECONDS",
+            help="Time without a step after which an engine process that has work is restarted; its requests go on. "
+            "0: never.",
+            rich_help_panel=BATCHING,
+        ),
+    ] = 300.0
     kv_cache_memory: Annotated[
         str | None,
         typer.Option(
@@ -389,6 +400,7 @@ class EngineOptions:
                 "--max-num-batched-tokens", self.max_num_batched_tokens, parse_count
             ),
             max_waiting=self.max_waiting,
+            step_timeout=self.step_timeout or None,
             block_size=self.block_size,
             kv_cache_memory=kv_cache_memory,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -16,6 +16,7 @@ from tokentrail.cli.terminal import loading
 API = "API"
 SERVER = "Server"
 BROWSERS = "Browsers (CORS)"
+TLS = "TLS"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,48 @@ class ServerOptions:
             rich_help_panel=SERVER,
         ),
     ] = None
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--request-timeout",
+            min=0.001,
+            metavar="SECONDS",
+            help="Time a request may take, waiting included, before it ends with an error. Default: any.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        typer.Option(
+            "--ssl-keyfile", metavar="FILE", help="Key of the certificate, in PEM.", rich_help_panel=TLS
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        typer.Option(
+            "--ssl-certfile", metavar="FILE", help="Certificate and its chain, in PEM.", rich_help_panel=TLS
+        ),
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        typer.Option(
+            "--ssl-ca-certs",
+            metavar="FILE",
+            help="Certificates that those of clients must be signed with.",
+            rich_help_panel=TLS,
+        ),
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int,
+        typer.Option(
+            "--ssl-cert-reqs",
+            min=0,
+            max=2,
+            metavar="N",
+            help="Clients need a certificate: 0 no, 1 checked if there is one, 2 yes.",
+            rich_help_panel=TLS,
+        ),
+    ] = 0
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -308,6 +351,11 @@ def serve(
         allow_credentials=server.allow_credentials,
         allowed_hosts=_words(server.allowed_hosts),
         max_connections=server.max_connections,
+        request_timeout=server.request_timeout,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
         shutdown_timeout=server.shutdown_timeout,
         log_level=server.log_level,
         log_requests=server.log_requests,

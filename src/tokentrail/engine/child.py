@@ -190,6 +190,11 @@ class EngineChild:
             exiting.cancel()
         return lost.result() if lost.done() else None
 
+    def kill(self) -> None:
+        """End the process at once: then it is `dead`."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def end(self) -> None:
         """End the process if it still runs, and clean up."""
         if self._process.returncode is None:
@@ -198,8 +203,7 @@ class EngineChild:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._process.wait(), _SECONDS_TO_END)
             if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+                self.kill()
                 await self._process.wait()
         if self._connection.transport is not None:
             self._connection.transport.abort()

@@ -74,6 +74,10 @@ class EngineClient:
         self._restart_listeners: list[RestartListener] = []
         self._failures = 0
         self._closing = False
+        self._owed = False
+        """The engine was sent something since it last said something, or has work."""
+        self._heard = 0
+        """Messages from engine processes."""
         self.restarts = 0
         """Times that a new process took over."""
 
@@ -200,15 +204,19 @@ class EngineClient:
 
     def _send(self, message: RequestMessage) -> None:
         if self._child is not None:
+            self._owed = True
             self._child.send(message)
 
     # --- what the engine says ----------------------------------------------------------------------
 
     def _on_message(self, message: EngineMessage) -> None:
+        self._heard += 1
         if isinstance(message, StepOutput):
             self._on_step(message)
         elif isinstance(message, Rejected):
             self._on_rejected(message)
+        if not self._recovery.busy:
+            self._owed = False
 
     def _on_step(self, output: StepOutput) -> None:
         self._stats = output.stats
@@ -257,7 +265,11 @@ class EngineClient:
     async def _supervise(self, child: EngineChild) -> None:
         while True:
             born = time.monotonic()
-            error = await child.dead()
+            watchdog = asyncio.create_task(self._watch(child), name="engine-watchdog")
+            try:
+                error = await child.dead()
+            finally:
+                watchdog.cancel()
             if error is not None:
                 logger.error("Lost the engine process; it was ended.", exc_info=error)
             if time.monotonic() - born > _HEALTHY_AFTER:
@@ -269,6 +281,28 @@ class EngineClient:
             self._after_death(f"The engine died {DEATHS_ALLOWED} times in a row ({child.exit_status}).")
             await child.end()
             child = await self._restart()
+
+    async def _watch(self, child: EngineChild) -> None:
+        """Kill an engine process that has work and says nothing for too long: `_supervise` starts another."""
+        limit = self._config.step_timeout
+        if limit is None:
+            return
+        pause = min(1.0, limit / 5)
+        silent, heard = 0.0, self._heard
+        while silent < limit:
+            began = time.monotonic()
+            await asyncio.sleep(pause)
+            if heard == self._heard and self._owed:
+                # Time in which this process was itself held up (stopped, starved) says nothing of the other.
+                silent += min(time.monotonic() - began, 2 * pause)
+            else:
+                silent, heard = 0.0, self._heard
+        logger.error(
+            "The engine process (pid %d) has finished no step for %g s (--step-timeout) and is killed.",
+            child.pid,
+            limit,
+        )
+        child.kill()
 
     async def _restart(self) -> EngineChild:
         while True:
@@ -293,6 +327,7 @@ class EngineClient:
 
     def _take_over(self, child: EngineChild) -> None:
         self._child = child
+        self._owed = False
         child.listen(self._on_message)
         self._send_all(self._recovery.started())
 

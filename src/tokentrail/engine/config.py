@@ -53,6 +53,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: see `ops.native.default_threads`."""
     seed: int = 0
     tensor_parallel_size: int = 1
+    step_timeout: float | None = 300.0
+    """Seconds after which an engine process that has work, but finishes no step, is killed and started again. None: it
+    is waited for."""
     lora: dict[str, str] = {}
     """Low-rank adapters by the name that requests ask for them with: paths of PEFT folders."""
     speculative_model: str | None = None

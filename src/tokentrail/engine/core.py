@@ -189,12 +189,14 @@ class EngineCore:
             self.scheduler.add(sequence)
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these sequences and free their blocks at once. Unknown ids are ignored; nothing is answered."""
+        """End these sequences and free their blocks at once. Unknown ids are ignored. No delta tells of it, but the
+        next step has an output in any case.
+        """
         for id in ids:
             sequence = self._sequences.get(id)
             if sequence is not None:
                 self._drop(sequence)
-                self._aborted = True
+        self._aborted = True
 
     def _drop(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
@@ -279,7 +281,7 @@ class EngineCore:
                 self.abort([sequence.id])
                 self._ended.append(
                     _last_delta(
-                        sequence, FinishReason.ABORT, "The request's deadline passed before it was done."
+                        sequence, FinishReason.TIMEOUT, "The request's deadline passed before it was done."
                     )
                 )
 

@@ -83,6 +83,11 @@ class Recovery:
     def get(self, id: str) -> InFlight | None:
         return self._in_flight.get(id)
 
+    @property
+    def busy(self) -> bool:
+        """The process that lives now has a request."""
+        return any(flight.sent for flight in self._in_flight.values())
+
     def begun(self) -> list[InFlight]:
         """Requests that have had a part of their answer."""
         return [flight for flight in self._in_flight.values() if flight.told_first]

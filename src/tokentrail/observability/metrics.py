@@ -58,7 +58,7 @@ LATENCY = (
 )
 TOKENS = tuple(float(1 << k) for k in range(18))
 
-OUTCOMES = ("stop", "length", "abort", "error", "rejected")
+OUTCOMES = ("stop", "length", "abort", "timeout", "error", "rejected")
 
 
 class Histogram:

@@ -7,6 +7,7 @@ room; it imports nothing of ours.
 from tokentrail.protocol.errors import (
     CapacityError,
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineDead,
     InvalidRequest,
     ModelFileError,
@@ -42,6 +43,7 @@ __all__ = [
     "AdapterInfo",
     "CapacityError",
     "ContextLengthExceeded",
+    "DeadlineExceeded",
     "Delta",
     "EngineDead",
     "EngineInfo",

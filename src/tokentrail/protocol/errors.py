@@ -50,6 +50,14 @@ class Overloaded(TokentrailError):
         self.retry_after = retry_after
 
 
+class DeadlineExceeded(TokentrailError):
+    """The request was not done in the time it was given. What it had begun was stopped and freed."""
+
+    status = 504
+    type = "server_error"
+    code = "request_timeout"
+
+
 class EngineDead(TokentrailError):
     """The engine process died several times in a row, or did not start."""
 

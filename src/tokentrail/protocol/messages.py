@@ -19,6 +19,8 @@ class FinishReason(str, Enum):
     """`max_tokens` or the context's end."""
     ABORT = "abort"
     """The client went away, or the request was cancelled."""
+    TIMEOUT = "timeout"
+    """Its deadline passed, while it waited or while it ran."""
     ERROR = "error"
 
 

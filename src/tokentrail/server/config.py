@@ -52,6 +52,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int | None = None
     """Open connections at most. Beyond them those that rest are closed, the longest first, and where none rests, new
     ones are refused with 503. None: what the limit on open files leaves room for."""
+    request_timeout: float | None = None
+    """Seconds from a request's arrival to the end of its answer; then it ends with an error. None: any time."""
+    ssl_keyfile: str | None = None
+    """Path of the TLS certificate's key, in PEM; None: it is in `ssl_certfile`."""
+    ssl_certfile: str | None = None
+    """Path of the TLS certificate with its chain, in PEM; None: plain HTTP."""
+    ssl_ca_certs: str | None = None
+    """Path of the certificates that clients' own must be signed with."""
+    ssl_cert_reqs: int = 0
+    """Whether clients need a certificate: 0 (no), 1 (it is checked if there is one) or 2 (yes)."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     send_timeout: float = 60.0
@@ -59,6 +69,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_requests: bool = True
     """One line per answered request (never its text)."""
+
+    @property
+    def wants_tls(self) -> bool:
+        """Some flag of TLS was given."""
+        return bool(self.ssl_certfile or self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs)
 
 
 def is_loopback(host: str) -> bool:

@@ -30,6 +30,7 @@ sends a request just when the connection is closed."""
 LINGER = 10.0
 """Seconds in which the rest of a refused request is read and thrown away. Closing while it is on its way would have
 the client's system forget the answer, unread."""
+_MOST_UNSENT = 64 * 1024
 _FIRST_PROBE = 0.1
 _MOST_REFUSALS = 100
 """Connections above the limit that are told so at a time; others are dropped without a word."""
@@ -128,6 +129,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Transport(transport, self))  # type: ignore[arg-type]
+        if self.scheme == "https":
+            transport.set_write_buffer_limits(_MOST_UNSENT)  # TLS has half a megabyte otherwise
         self._rest(self.request_timeout)
         if len(self.connections) > self.max_connections + _MOST_REFUSALS:
             transport.abort()

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.protocol import Overloaded, TokentrailError
+from tokentrail.protocol import DeadlineExceeded, Overloaded, TokentrailError
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +120,9 @@ def error_response(error: Exception, shape: Shape = openai_shape, request_id: st
         headers["Retry-After"] = "1"
     elif status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, DeadlineExceeded):
+        # To OpenAI's and Anthropic's clients: what took all of its time would take it again.
+        headers["x-should-retry"] = "false"
     if status == 413:
         # The rest of the body is not read.
         headers["Connection"] = "close"

@@ -153,6 +153,7 @@ class Generation(Response):
             raise model_not_found(model)
         question = self._dialect.question()
         max_tokens = question.sampling.max_tokens
+        received, timeout = self._request.state.received, self._state.config.request_timeout
         request = AnswerRequest(
             id=self._id,
             prompts=question.prompts,
@@ -168,7 +169,8 @@ class Generation(Response):
             priority=question.priority,
             # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
             salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
-            received=self._request.state.received,
+            received=received,
+            deadline=None if timeout is None else received + timeout,
         )
         try:
             return await backend.open(request)

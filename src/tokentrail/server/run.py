@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 _OTHER_FILES = 256
 """File descriptors kept for all but clients: the engine's, logs, adapters, connections that are refused."""
 _MOST_FILES = 1 << 20
+_BACKLOG = 2048
+_HANDSHAKE_TIMEOUT = 15.0
 
 
 def serve(
@@ -121,6 +123,10 @@ class Server:
 
     async def run(self) -> None:
         """Serve until `end` or a signal. The process's signals are handled if this is its main thread."""
+        if self.config.wants_tls:
+            from tokentrail.server.tls import server_context
+
+            server_context(self.config)  # what is wrong with it is told before the model is loaded
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         self._handle_signals()
@@ -198,6 +204,10 @@ class Server:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, told)
+        # The terminal is gone: answers are finished all the same. Under nohup, which ignores it, serving goes on.
+        hang_up = getattr(signal, "SIGHUP", None)
+        if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+            loop.add_signal_handler(hang_up, self.end)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -211,7 +221,7 @@ def _listen(host: str, port: int) -> socket.socket:
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(2048)
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
         except BaseException:
             listener.close()
@@ -257,9 +267,30 @@ def _web_server(state: ServerState) -> uvicorn.Server:
 
     from tokentrail.server.app import create_app
     from tokentrail.server.connection import KEEP_ALIVE, connection_class
+    from tokentrail.server.tls import server_context
+
+    tls = server_context(state.config)
 
     class WebServer(uvicorn.Server):
-        """Leaves signals to us."""
+        """Leaves signals to us, and does not wait for the end of a handshake as long as asyncio does."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await self.lifespan.startup()
+            loop, config = asyncio.get_running_loop(), self.config
+
+            def connection() -> asyncio.Protocol:
+                return config.http_protocol_class(  # type: ignore[call-arg]
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                )
+
+            handshake = None if tls is None else _HANDSHAKE_TIMEOUT
+            self.servers = [
+                await loop.create_server(
+                    connection, sock=one, ssl=tls, backlog=_BACKLOG, ssl_handshake_timeout=handshake
+                )
+                for one in sockets or ()
+            ]
+            self.started = True
 
         @contextlib.contextmanager
         def capture_signals(self):  # type: ignore[no-untyped-def]
@@ -294,7 +325,8 @@ def _banner(server: Server, names: Sequence[str], file: Path) -> str:
     info = server.engine.info
     host = server.config.host
     host = {"0.0.0.0": "localhost", "::": "localhost", "": "localhost"}.get(host, host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+    scheme = "https" if server.config.ssl_certfile else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
     key = f' -H "Authorization: Bearer {server.config.key_hint}"' if server.config.api_keys else ""
     cut = f", cut from {info.wanted_model_len}: the KV cache holds no more (--kv-cache-memory)"
     also = [f"  also as   {', '.join(names[1:])}"] if len(names) > 1 else []
