@@ -113,6 +113,9 @@ def sampling_params(draw: st.DrawFn, vocab: int, longest: int = 24) -> SamplingP
             st.dictionaries(st.integers(0, vocab - 1), st.sampled_from([-100.0, 3.0]), max_size=16)
         )
     if draw(st.integers(0, 3)) == 0:
+        run = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=3).map(tuple)
+        options["bad_token_ids"] = tuple(draw(st.lists(run, max_size=6)))
+    if draw(st.integers(0, 3)) == 0:
         options["top_k"] = draw(st.integers(-1, 8))
     if draw(st.integers(0, 3)) == 0:
         options["top_p"] = draw(st.sampled_from([0.3, 0.9]))

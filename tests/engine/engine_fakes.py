@@ -144,6 +144,9 @@ def expect(request: GenerateRequest, max_model_len: int) -> Answer:
         bias = dict(sampling.logit_bias)
         if len(answer.tokens) < sampling.min_tokens:
             bias |= dict.fromkeys({EOS, *sampling.stop_token_ids}, -math.inf)
+        for *before, last in sampling.bad_token_ids:
+            if not before or answer.tokens[-len(before) :] == before:
+                bias[last] = -math.inf
         logits = logits_of(np.array(kept, np.uint64))
         token = draw(
             logits,

@@ -22,9 +22,11 @@ from schedules import Answer, Arrival, arrivals, differences, play
 from tokentrail.engine import EngineConfig
 from tokentrail.engine.core import EngineCore
 from tokentrail.engine.model_runner import ModelRunner
+from tokentrail.engine.sequence import check_request
 from tokentrail.protocol import (
     FinishReason,
     GenerateRequest,
+    InvalidRequest,
     SamplingParams,
     StepOutput,
     StructuredOutputsParams,
@@ -141,7 +143,13 @@ def start(loaded: Loaded, lengths: RandomLengths | None) -> EngineCore:
     return core
 
 
+ALLOWED = (*range(97, 123), 44, 258, 260, 262, END)
+
+
 def with_grammar(item: GenerateRequest, index: int) -> GenerateRequest:
+    """`index` behind the last grammar: a list of allowed tokens instead."""
+    if index == len(GRAMMARS):
+        return msgspec.structs.replace(item, sampling=item.sampling.replace(allowed_token_ids=ALLOWED))
     return msgspec.structs.replace(item, grammar=GRAMMARS[index])
 
 
@@ -150,7 +158,7 @@ def with_grammar(item: GenerateRequest, index: int) -> GenerateRequest:
 )
 @given(
     schedule=arrivals(VOCAB, [[3, 1, 4, 1, 5, 9, 2, 6] * 5, [8, 2, 8] * 14], most=5, longest=40),
-    grammars=st.lists(st.integers(0, len(GRAMMARS) - 1), min_size=5, max_size=5),
+    grammars=st.lists(st.integers(0, len(GRAMMARS)), min_size=5, max_size=5),
     which=st.integers(0, 4),
     longest=st.integers(1, 8),
     seed=st.none() | st.integers(0, 9),
@@ -301,6 +309,45 @@ def test_an_abort_while_the_grammar_is_compiled(loaded: list[Loaded]) -> None:
     assert core.step() is None
     assert not core.has_work
     assert core.pool.num_used == 0
+
+
+def test_only_allowed_tokens_come(plain: Loaded, loaded: list[Loaded]) -> None:
+    base = msgspec.structs.replace(crowd(1)[0], grammar=None)
+    for seed in range(4):
+        sampling = SamplingParams(temperature=2.0, seed=seed, max_tokens=50, ignore_eos=True)
+        free = alone(plain, msgspec.structs.replace(base, sampling=sampling))
+        assert not set(free.tokens) <= set(ALLOWED)
+        held = with_grammar(msgspec.structs.replace(base, sampling=sampling), len(GRAMMARS))
+        answer = alone(plain, held)
+        assert set(answer.tokens) <= set(ALLOWED)
+        assert len(answer.tokens) == 50
+        for engine in loaded[2:4]:
+            drafted = play(start(engine, RandomLengths(4)), [Arrival((held,), 0)]).answers[base.id]
+            assert drafted.bits() == answer.bits()
+    both = msgspec.structs.replace(held, grammar=GRAMMARS[1])
+    with pytest.raises(InvalidRequest, match="cannot be combined"):
+        check_request(both, VOCAB, 96)
+
+
+def test_runs_of_tokens_that_must_not_come(plain: Loaded, loaded: list[Loaded]) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    base = msgspec.structs.replace(crowd(1)[0], grammar=None, sampling=sampling)
+    free = alone(plain, base).tokens
+    bad = (tuple(free[5:8]), tuple(free[2:4]), (free[0],), (*base.prompt[-1:], 7))
+    held = msgspec.structs.replace(base, sampling=sampling.replace(bad_token_ids=bad))
+    answer = alone(plain, held)
+    for run in bad:
+        assert all(tuple(answer.tokens[at : at + len(run)]) != run for at in range(40))
+    assert answer.tokens != free
+    for engine in loaded[2:4]:
+        drafted = play(start(engine, RandomLengths(4)), [Arrival((held,), 0)]).answers[base.id]
+        assert drafted.bits() == answer.bits()
+
+
+def test_where_all_that_is_allowed_is_banned_the_answer_stops(plain: Loaded) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=9, min_tokens=9, allowed_token_ids=(END,))
+    answer = alone(plain, msgspec.structs.replace(crowd(1)[0], grammar=None, sampling=sampling))
+    assert (answer.tokens, answer.reason) == ([], FinishReason.STOP)
 
 
 def test_where_only_an_end_is_left_and_banned_the_answer_stops(plain: Loaded) -> None:

@@ -239,7 +239,7 @@ class BatchBuilder:
         if any(sequence is not None and sequence.penalties for sequence in drawing):
             _add_penalties(rows, drawing)
         if masked:
-            has_mask = [sequence is not None and sequence.matcher is not None for sequence in drawing]
+            has_mask = [sequence is not None and sequence.masked for sequence in drawing]
             if any(has_mask):
                 rows.mask_rows = np.where(has_mask, np.cumsum(has_mask) - 1, -1).astype(np.int32)
         biases = [

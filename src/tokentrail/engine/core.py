@@ -163,10 +163,10 @@ class EngineCore:
         self._sequences[request.id] = sequence
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._serial, sequence))
+        self._num_constrained += sequence.constrained
         if request.grammar is None:
             scheduler.add(sequence)
         else:
-            self._num_constrained += 1
             self._compiling[sequence.id] = sequence, self._grammars.compile(request.grammar)
             self._take_compiled()
         return None
@@ -200,8 +200,7 @@ class EngineCore:
 
     def _drop(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
-        if sequence.request.grammar is not None:
-            self._num_constrained -= 1
+        self._num_constrained -= sequence.constrained
         if self._compiling.pop(sequence.id, None) is not None:
             sequence.status = Status.FINISHED
         else:
@@ -391,6 +390,8 @@ def _drawn(sequence: Sequence, sampled: SampledRows, token: int, logprob: float,
     matcher = sequence.matcher
     if matcher is not None and not matcher.consume(token):
         return _stuck(sequence, matcher)
+    if sequence.allowed is not None and not sequence.allows(token):
+        return _last_delta(sequence, FinishReason.STOP)  # all that is allowed is banned by other parameters
     sequence.append(token)
     top = [_alternatives(sampled, row)] if sequence.num_top else None
     delta = Delta(sequence.id, [token], [logprob], top)

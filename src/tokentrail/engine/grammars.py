@@ -80,21 +80,29 @@ class StepMasks:
     def start(self, plan: Schedule, batch: Batch) -> None:
         """Begin to write the masks that the batch's rows ask for, and let the batch wait for them."""
         wanted: list[tuple[Matcher, int, list[int]]] = []
+        fixed: list[tuple[int, int, npt.NDArray[np.uint32]]] = []
         row = 0
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             matcher, end = sequence.matcher, sequence.num_tokens
-            if matcher is None or sequence.num_computed + count < end:
+            if not sequence.masked or sequence.num_computed + count < end:
                 continue
             guessed = sequence.num_drafted
-            wanted.append((matcher, row, sequence.tokens[end : end + guessed].tolist() if guessed else []))
+            if matcher is not None:
+                wanted.append((matcher, row, sequence.tokens[end : end + guessed].tolist() if guessed else []))
+            elif sequence.allowed is not None:
+                fixed.append((row, 1 + guessed, sequence.allowed))
             row += 1 + guessed
-        if not wanted:
+        if not row:
             return
         if row > len(self._masks):
             # What no guess reaches is read by nobody, but by sampling itself.
             self._masks = np.zeros((max(row, 2 * len(self._masks)), self._masks.shape[1]), np.uint32)
         batch.sampling.masks = masks = self._masks[:row]
-        batch.masks_ready = self._submit(masks, wanted).result
+        for first, rows, allowed in fixed:
+            masks[first : first + rows] = 0
+            masks[first : first + rows, : len(allowed)] = allowed
+        if wanted:
+            batch.masks_ready = self._submit(masks, wanted).result
 
     def _submit(
         self, masks: npt.NDArray[np.uint32], wanted: list[tuple[Matcher, int, list[int]]]

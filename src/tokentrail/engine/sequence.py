@@ -38,6 +38,8 @@ class Sequence:
 
     __slots__ = (
         "adapter",
+        "allowed",
+        "bad_runs",
         "ban_below",
         "banned",
         "biases",
@@ -135,17 +137,23 @@ class Sequence:
             or sampling.presence_penalty != 0.0
             or sampling.repetition_penalty != 1.0
         )
-        self.biases = _bias_arrays(sampling.logit_bias)
+        never = [run[0] for run in sampling.bad_token_ids if len(run) == 1]
+        biases = {**sampling.logit_bias, **dict.fromkeys(never, -math.inf)}
+        self.bad_runs = [np.array(run, np.int32) for run in sampling.bad_token_ids if len(run) > 1]
+        """Runs of tokens of which the last must not follow the others."""
+        self.biases = _bias_arrays(biases)
         """(token ids, values) added to the logits, or None."""
         self.ban_below = self.prompt_len + sampling.min_tokens if sampling.min_tokens else 0
         # As vLLM does, min_tokens bans the model's end tokens even where ignore_eos lets them pass.
         banned = eos_ids | self.stop_ids
         self.banned = (
-            _bias_arrays({**sampling.logit_bias, **dict.fromkeys(banned, -math.inf)})
+            _bias_arrays({**biases, **dict.fromkeys(banned, -math.inf)})
             if sampling.min_tokens
             else None
         )
         """The same with end and stop tokens banned: used while fewer than min_tokens have come."""
+        self.allowed = _mask(sampling.allowed_token_ids)
+        """Words of the mask of tokens that may come, as far as the highest of them; None: all may."""
         self.wants_prompt_logprobs = sampling.prompt_logprobs is not None
         self.prompt_logprobs: list[float] = []
         """So far: entry i is that of prompt token i + 1. Kept over preemptions."""
@@ -192,7 +200,37 @@ class Sequence:
 
     def bias(self, at: int) -> tuple[I32, F32] | None:
         """Additive biases for the draw of token number `at`."""
-        return self.banned if at < self.ban_below else self.biases
+        biases = self.banned if at < self.ban_below else self.biases
+        if not self.bad_runs:
+            return biases
+        ends = [run[-1] for run in self.bad_runs if self._follows(at, run[:-1])]
+        if not ends:
+            return biases
+        tokens, values = np.array(ends, np.int32), np.full(len(ends), -np.inf, np.float32)
+        if biases is None:
+            return tokens, values
+        return np.concatenate((biases[0], tokens)), np.concatenate((biases[1], values))
+
+    def _follows(self, at: int, run: I32) -> bool:
+        """Whether `run` was generated just before token number `at`."""
+        start = at - len(run)
+        return start >= self.prompt_len and bool((self.tokens[start:at] == run).all())
+
+    @property
+    def masked(self) -> bool:
+        """Its draws need a mask of allowed tokens."""
+        return self.matcher is not None or self.allowed is not None
+
+    @property
+    def constrained(self) -> bool:
+        """They do, or will once its grammar is compiled."""
+        return self.request.grammar is not None or self.allowed is not None
+
+    def allows(self, token: int) -> bool:
+        allowed = self.allowed
+        if allowed is None:
+            return True
+        return token // 32 < len(allowed) and bool(int(allowed[token // 32]) >> token % 32 & 1)
 
     def target_rows(self, start: int, end: int) -> range:
         """Positions in [start, end) whose logits must report the log-probability of the next prompt token."""
@@ -243,6 +281,12 @@ def check_request(
             code="context_length_exceeded",
         )
     request.sampling.validate(vocab_size=vocab_size)
+    if request.grammar is not None and request.sampling.allowed_token_ids is not None:
+        # Together they could leave nothing to draw.
+        raise InvalidRequest(
+            "allowed_token_ids cannot be combined with a form or tool calls that are held to by a grammar.",
+            param="allowed_token_ids",
+        )
     if request.sampling.seed is None and not request.sampling.greedy:
         raise InvalidRequest("seed must be resolved before a request reaches the engine.", param="seed")
 
@@ -253,3 +297,13 @@ def _bias_arrays(biases: dict[int, float]) -> tuple[I32, F32] | None:
     return np.fromiter(biases.keys(), np.int32, len(biases)), np.fromiter(
         biases.values(), np.float32, len(biases)
     )
+
+
+def _mask(allowed: tuple[int, ...] | None) -> npt.NDArray[np.uint32] | None:
+    """Bit t % 32 of word t // 32 is set where token t may come."""
+    if allowed is None:
+        return None
+    ids = np.array(allowed, np.int64)
+    bits = np.zeros((int(ids.max()) // 32 + 1) * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

@@ -85,6 +85,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: every token may come; else only these (an end-of-sequence token, too, must be among them)."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not be generated: the tokens that they are written with, at a text's start or behind a space."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that must not be generated; `bad_words` become such on admission."""
 
     def validate(self, *, vocab_size: int | None = None) -> None:
         """Raise `InvalidRequest` naming the first field out of range, its value and the range."""
@@ -114,8 +120,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop may have {MAX_STOP_CHARACTERS} characters in all its strings together, not {size}.",
                 param="stop",
             )
+        for text in self.bad_words:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidRequest("bad_words must be strings that are more than space.", param="bad_words")
+        if (size := sum(map(len, self.bad_words))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"bad_words may have {MAX_STOP_CHARACTERS} characters in all of them together, not {size}.",
+                param="bad_words",
+            )
         if self.structured_outputs is not None:
             self.structured_outputs.validate()
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must name at least one token.", param="allowed_token_ids")
+        for token in self.allowed_token_ids or ():
+            _check_token("allowed_token_ids", token, vocab_size)
+        for run in self.bad_token_ids:
+            for token in run:
+                _check_token("bad_words", token, vocab_size)
         for token in self.stop_token_ids:
             _check_token("stop_token_ids", token, vocab_size)
         for token, bias in self.logit_bias.items():
