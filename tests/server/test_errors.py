@@ -52,6 +52,10 @@ RANGES = [
     ("logit_bias", [{"49152": 1}, {"-1": 1}, {"5": 101}, {"5": -101}, {"five": 1}], [{"5": 100}, {}]),
     ("stop_token_ids", [[-1], [49152]], [[], [5]]),
     ("priority", [2**63, -(2**70)], [0, -1, 2**63 - 1]),
+    ("allowed_token_ids", [[], [-1], [49152]], [[5], [5, 5]]),
+    ("bad_words", [[""], ["  "], ["x" * 8193]], [[], ["word", " two words"]]),
+    ("truncate_prompt_tokens", [0, -2, 512, 2**70], [1, -1, 511]),
+    ("service_tier", ["gold"], ["auto", "default", "flex", "priority"]),
 ]
 WRONG_TYPES = [
     ("temperature", ["0.5", True, [1], {}]),
@@ -66,6 +70,11 @@ WRONG_TYPES = [
     ("model", [5, None, ""]),
     ("stop_token_ids", [5, ["5"]]),
     ("stream_options", ["usage"]),
+    ("metadata", [["a"], {"a": 1}, {str(number): "x" for number in range(17)}]),
+    ("bad_words", ["word", [5]]),
+    ("allowed_token_ids", [5, ["a"]]),
+    ("prompt_logprobs", ["1", True]),
+    ("store", ["yes"]),
 ]
 
 
@@ -165,13 +174,11 @@ def test_a_prompt_longer_than_the_context(make_server: MakeServer, stream: bool)
 
 
 UNSUPPORTED = [
-    ("chat", "functions", [{"name": "f"}]),
     ("chat", "modalities", ["text", "audio"]),
     ("chat", "audio", {"voice": "alloy"}),
-    ("chat", "chat_template", "{{ messages }}"),
     ("text", "suffix", "the end"),
-    ("text", "best_of", 3),
-    ("text", "prompt_logprobs", 1),
+    ("chat", "suffix", "the end"),
+    ("chat", "best_of", 3),
     ("text", "use_beam_search", True),
 ]
 
@@ -199,7 +206,16 @@ WRONG_FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_grammar": "start: missing"}, "guided_grammar", "unknown name"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex, choice"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "either format, or structures"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "not valid JSON"),
+    (
+        {"structured_outputs": {"structural_tag": {"format": {"type": "poem"}}}},
+        "structured_outputs",
+        "no format of type 'poem'",
+    ),
+    ({"response_format": {"type": "structural_tag", "triggers": ["<"]}}, "response_format", "structures"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs", "json"),
+    ({"guided_json": {}, "guided_whitespace_pattern": "("}, "guided_json", "unclosed group"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "one form only"),
 ]
 
@@ -259,6 +275,19 @@ def test_options_that_need_others(server: ScriptedServer) -> None:
     assert error(server.chat(top_logprobs=2), 400)["param"] == "top_logprobs"
     assert error(server.chat(logprobs=True, top_logprobs=21), 400)["param"] == "top_logprobs"
     assert error(server.complete(logprobs=21), 400)["param"] == "logprobs"
+    assert error(server.complete(n=3, best_of=2), 400)["param"] == "best_of"
+    assert error(server.complete(best_of=129), 400)["param"] == "best_of"
+    assert error(server.complete(best_of=2, stream=True), 400)["param"] == "best_of"
+    assert error(server.complete(prompt=["x"] * 100, best_of=20), 400)["param"] == "prompt"
+    assert error(server.complete(prompt_logprobs=21), 400)["param"] == "prompt_logprobs"
+    assert error(server.complete(prompt_logprobs=0, stream=True), 400)["param"] == "prompt_logprobs"
+    allowed = {"allowed_token_ids": [5], "guided_regex": "a"}
+    assert error(server.chat(**allowed), 400)["param"] == "allowed_token_ids"
+    assert error(server.complete(**allowed), 400)["param"] == "allowed_token_ids"
+    both = {"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert error(server.chat(**both), 400)["param"] == "functions"
+    named = {"functions": [{"name": "f"}], "function_call": {"name": "g"}}
+    assert error(server.chat(**named), 400)["param"] == "function_call"
     assert error(server.complete(prompt=["x"] * 100, n=20), 400)["param"] == "prompt"
     assert error(server.chat(chat_template_kwargs={"messages": []}), 400)["param"] == "chat_template_kwargs"
 

@@ -5,16 +5,18 @@ Synchronous and without an engine: `LocalAnswer` and `LLM` each drive it their o
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 from tokentrail.answer.choice import ChoiceWriter, TokenTexts
 from tokentrail.answer.parsing import AnswerPlan, format_for, tools_of
 from tokentrail.answer.parts import TextParts
 from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
-from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, Timing, Usage
+from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, InfillPrompt, Timing, Usage
 from tokentrail.journey import JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -23,10 +25,20 @@ from tokentrail.protocol import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
+    SamplingParams,
     StructuredOutputsParams,
     TokentrailError,
 )
-from tokentrail.text.grammar import Calls, Thoughts, build_form, build_grammar, marks_of
+from tokentrail.text.continuing import ContinuedText
+from tokentrail.text.grammar import (
+    Calls,
+    Thoughts,
+    build_form,
+    build_grammar,
+    literals,
+    marks_in,
+    marks_of,
+)
 
 SEED_BITS = 53
 """Drawn seeds stay below 2^53, so that JSON readers with floating-point numbers repeat them exactly."""
@@ -75,18 +87,73 @@ class Desk:
                 f"priority must be from {-(2**63)} to {2**63 - 1}, not {request.priority}.", param="priority"
             )
         request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
+        if request.sampling.bad_words:
+            request.sampling = self._with_bad_tokens(request.sampling)
+        keep, most = request.truncate_prompt_tokens, info.max_model_len - 1
+        if keep is not None and not (keep == -1 or 1 <= keep <= most):
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be from 1 to {most}, or -1, not {keep}.",
+                param="truncate_prompt_tokens",
+            )
+
+    def _with_bad_tokens(self, sampling: SamplingParams) -> SamplingParams:
+        """`bad_words` as the tokens that they are written with: where they go on behind a text, and as words."""
+        text = self._continued
+        runs = dict.fromkeys(sampling.bad_token_ids)
+        for word in sampling.bad_words:
+            for written in (word, " " + word.lstrip(" ")):
+                runs.setdefault(tuple(text.encode(written)))
+        return sampling.replace(bad_token_ids=tuple(run for run in runs if run))
+
+    @cached_property
+    def _continued(self) -> ContinuedText:
+        return ContinuedText(self.parts.tokenizer)
 
     def prepare(self, request: AnswerRequest, info: EngineInfo) -> Prepared:
         """Prompts to tokens, and the wanted form to a grammar. Safe in another thread."""
         parts, options = self.parts, request.chat
         wanted = request.sampling.structured_outputs
-        grammar = build_grammar(wanted) if wanted is not None and options is None else None
-        prepared = prepare(request.prompts, parts.tokenizer, parts.template, info.max_model_len)
+        grammar = None
+        if wanted is not None and options is None:
+            grammar = build_grammar(wanted, self._marks_for(wanted))
+        keep = request.truncate_prompt_tokens
+        if keep == -1:
+            # What the answer wants is left free, as far as that leaves anything of the prompt.
+            room = request.sampling.max_tokens or request.default_max_tokens or 1
+            keep = max(1, info.max_model_len - room)
+        prepared = prepare(
+            request.prompts,
+            parts.tokenizer,
+            parts.template,
+            info.max_model_len,
+            infill=parts.infill,
+            keep=keep,
+        )
         if options is not None:
             prepared.plan = plan = self._plan(options, prepared.texts[0] or "")
             grammar = self._grammar(wanted, options, plan)
+        if grammar is not None and request.sampling.allowed_token_ids is not None:
+            raise InvalidRequest(
+                "allowed_token_ids cannot be combined with a form of the answer, with tool calls that must come or a "
+                "budget of thoughts: these decide themselves which tokens may come.",
+                param="allowed_token_ids",
+            )
         prepared.grammar = grammar
         return prepared
+
+    def _marks_for(self, wanted: StructuredOutputsParams | None) -> dict[str, int]:
+        """Marks that are tokens of the vocabulary: those around thoughts and calls, and those that a structural tag
+        writes.
+        """
+        if wanted is None or wanted.structural_tag is None:
+            return self._marks
+        spec: Any = wanted.structural_tag
+        if isinstance(spec, str):
+            try:
+                spec = json.loads(spec)
+            except (ValueError, RecursionError):
+                return self._marks  # refused soon, in words
+        return {**self._marks, **marks_in(literals(spec), self.parts.tokenizer)}
 
     def _plan(self, options: ChatOptions, prompt: str) -> AnswerPlan | None:
         """How the answer to `prompt` is taken apart; None: it is text alone."""
@@ -110,7 +177,7 @@ class Desk:
                     "thinking_token_budget is not supported: this model does not mark its thoughts.",
                     param="thinking_token_budget",
                 )
-            return None if wanted is None else build_grammar(wanted)
+            return None if wanted is None else build_grammar(wanted, self._marks_for(wanted))
         calls = thoughts = None
         if plan.tool_format is not None and plan.tools:
             required = options.tool_choice != "auto"
@@ -120,7 +187,7 @@ class Desk:
             begun = plan.reasoning.begun(plan.prompt)
             thoughts = Thoughts(plan.reasoning, begun, options.thinking_token_budget)
         begin = "" if plan.tool_format is None else plan.tool_format.answer_begin
-        return build_form(wanted, calls, thoughts, self._marks, answer_begin=begin)
+        return build_form(wanted, calls, thoughts, self._marks_for(wanted), answer_begin=begin)
 
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""
@@ -179,10 +246,17 @@ class Admission:
         sampling = request.sampling.replace(
             seed=self.seed, max_tokens=max(1, limit), n=1, structured_outputs=None
         )
-        echo = None
+        if isinstance(request.prompts[prompt], InfillPrompt) and desk.parts.infill is not None:
+            ends = (*sampling.stop_token_ids, *desk.parts.infill.end_ids)
+            sampling = sampling.replace(stop_token_ids=ends)
+        # The choices of a prompt have it in common.
+        scored = sampling.prompt_logprobs if choice == 0 else None
+        echo, wanted = None, scored
         if request.echo:
             echo = echo_of(ids, text, sampling, tokenizer)
-            sampling = sampling.replace(prompt_logprobs=sampling.logprobs)
+            if sampling.logprobs is not None:
+                wanted = max(sampling.logprobs, scored or 0)
+        sampling = sampling.replace(prompt_logprobs=wanted)
         generate = GenerateRequest(
             id=f"{request.id}-{index}",
             group=request.id,
@@ -199,7 +273,15 @@ class Admission:
             arrival=self.journey.received,
         )
         writer = ChoiceWriter(
-            index, sampling, tokenizer, desk.texts, echo=echo, score_only=limit == 0, plan=self._plan
+            index,
+            sampling,
+            tokenizer,
+            desk.texts,
+            echo=echo,
+            score_only=limit == 0,
+            plan=self._plan,
+            scored=None if scored is None else ids,
+            prompt_logprobs=scored or 0,
         )
         trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text)
         return AnswerSequence(generate, writer, trail)
@@ -212,12 +294,13 @@ class Admission:
         if finish is not None and finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise TokentrailError(finish.error or "The engine gave the request up.", code=finish.reason.value)
         writer = sequence.writer
-        before = writer.num_tokens
+        before, thoughts = writer.num_tokens, writer.num_thoughts
         start = time.perf_counter()
         chunk = writer.push(delta)
         self.journey.detokenize_seconds += time.perf_counter() - start
         new = writer.num_tokens - before
         self.usage.completion_tokens += new
+        self.usage.reasoning_tokens += writer.num_thoughts - thoughts
         self._observe(sequence, new)
         if delta.cached_tokens is not None and sequence.request.choice == 0:
             self.usage.cached_tokens += delta.cached_tokens

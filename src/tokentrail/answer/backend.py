@@ -138,6 +138,7 @@ def join(index: int, chunks: list[Chunk]) -> Choice:
         stop_reason=chunks[-1].stop_reason if chunks else None,
         reasoning="".join(chunk.reasoning for chunk in chunks),
         calls=_join_calls(chunks),
+        prompt_logprobs=next((c.prompt_logprobs for c in chunks if c.prompt_logprobs is not None), None),
     )
 
 

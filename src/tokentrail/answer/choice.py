@@ -58,9 +58,19 @@ class ChoiceWriter:
         echo: PromptEcho | None = None,
         score_only: bool = False,
         plan: AnswerPlan | None = None,
+        scored: Sequence[int] | None = None,
+        prompt_logprobs: int = 0,
     ) -> None:
-        """`score_only`: the generated token is not wanted, only the echo. `plan`: how the text is taken apart."""
+        """`score_only`: the generated token is not wanted, only the echo. `plan`: how the text is taken apart.
+        `scored`: the prompt's tokens, where their log-probabilities are asked for, and `prompt_logprobs` alternatives.
+        """
         self.index = index
+        self.num_thoughts = 0
+        """Tokens of thoughts so far."""
+        self._undecided = 0
+        """Tokens that may turn out to begin them."""
+        self._scored = scored
+        self._num_prompt_top = prompt_logprobs
         self.num_tokens = 0
         """Tokens of the answer so far, as they are counted in `usage`."""
         self.finish_reason: str | None = None
@@ -84,6 +94,9 @@ class ChoiceWriter:
         if self._echo is not None:
             self._repeat_prompt(self._echo, delta, chunk)
             self._echo = None
+        if self._scored is not None:
+            chunk.prompt_logprobs = self._score_prompt(self._scored, delta)
+            self._scored = None
         if self._score_only:
             chunk.finish_reason = self.finish_reason = FinishReason.LENGTH.value
             return chunk
@@ -91,9 +104,15 @@ class ChoiceWriter:
         if chunk.finish_reason is None and delta.finish is not None:
             self._finish(delta, chunk)
         self.finish_reason = chunk.finish_reason
-        if self._parser is not None:
-            self._parser.apply(chunk)
+        if chunk.finish_reason is not None and self._parser is not None:
+            self._parser.end(chunk)
         return chunk
+
+    def _show(self, text: str, chunk: Chunk) -> None:
+        if self._parser is None:
+            chunk.text += text
+        elif text:
+            self._parser.push(text, chunk)
 
     def _add_tokens(self, delta: Delta, chunk: Chunk) -> None:
         ids = delta.token_ids
@@ -104,8 +123,10 @@ class ChoiceWriter:
             and finish.stop_token is not None
             and not self._sampling.include_stop_str_in_output
         )
-        if self._stop is None and chunk.logprobs is None:
-            chunk.text += self._detokenizer.push(ids[: len(ids) - hidden])
+        parser = self._parser
+        # Tokens of thoughts are counted one by one, and so seen one by one.
+        if self._stop is None and chunk.logprobs is None and (parser is None or not parser.may_think):
+            self._show(self._detokenizer.push(ids[: len(ids) - hidden]), chunk)
             chunk.token_ids = ids
             self.num_tokens += len(ids)
             return
@@ -118,35 +139,48 @@ class ChoiceWriter:
             self.num_tokens += 1
             text = "" if at >= len(ids) - hidden else self._detokenizer.push((id,))
             self._offset += len(text)
+            matched = None
             # Until there are min_tokens, no stop string ends the answer, and none begins.
             if self._stop is not None and self.num_tokens > self._sampling.min_tokens:
                 text, matched = self._stop.push(text)
-                if matched is not None:
-                    chunk.text += text
-                    chunk.finish_reason = FinishReason.STOP.value
-                    chunk.stop_reason = matched
-                    return
-            chunk.text += text
+            thinking = parser is not None and parser.thinking
+            self._show(text, chunk)
+            if parser is not None:
+                self._count_thoughts(thinking or parser.thinking, parser.undecided)
+            if matched is not None:
+                chunk.finish_reason = FinishReason.STOP.value
+                chunk.stop_reason = matched
+                return
+
+    def _count_thoughts(self, thinking: bool, undecided: bool) -> None:
+        """One more token. The mark that begins thoughts may be written with several."""
+        self._undecided += undecided
+        if thinking:
+            self.num_thoughts += 1 + self._undecided
+        if not undecided:
+            self._undecided = 0
 
     def _finish(self, delta: Delta, chunk: Chunk) -> None:
         assert delta.finish is not None
         rest = self._detokenizer.flush()
         if self._stop is not None:
             shown, matched = self._stop.push(rest)
-            chunk.text += shown
+            self._show(shown, chunk)
             if matched is not None:
                 chunk.finish_reason = FinishReason.STOP.value
                 chunk.stop_reason = matched
                 return
             rest = self._stop.flush()
-        chunk.text += rest
+        self._show(rest, chunk)
         chunk.finish_reason = delta.finish.reason.value
         if delta.finish.stop_token in self._sampling.stop_token_ids:
             chunk.stop_reason = delta.finish.stop_token
 
-    def _logprob(self, id: int, logprob: float | None, top: TokenAlternatives | None) -> TokenLogprob:
+    def _logprob(
+        self, id: int, logprob: float | None, top: TokenAlternatives | None, count: int | None = None
+    ) -> TokenLogprob:
         texts = self._texts
-        count = self._sampling.logprobs or 0
+        count = self._sampling.logprobs or 0 if count is None else count
         alternatives: list[tuple[TokenText, float]] = []
         if top is not None:
             alternatives = [
@@ -159,9 +193,21 @@ class ChoiceWriter:
         chunk.text = echo.text
         if chunk.logprobs is None:
             return
-        logprobs: list[float | None] = [None, *(delta.prompt_logprobs or ())]
-        top: list[TokenAlternatives | None] = [None, *(delta.prompt_top or ())]
-        top += [None] * (len(logprobs) - len(top))
+        logprobs, top = _of_prompt(delta)
         for id, piece, logprob, alternatives in zip(echo.token_ids, echo.pieces, logprobs, top, strict=True):
             chunk.logprobs.append(self._logprob(id, logprob, alternatives))
             self._offset += len(piece)
+
+    def _score_prompt(self, ids: Sequence[int], delta: Delta) -> list[TokenLogprob]:
+        logprobs, top = _of_prompt(delta)
+        return [
+            self._logprob(id, logprob, alternatives, self._num_prompt_top)
+            for id, logprob, alternatives in zip(ids, logprobs, top, strict=True)
+        ]
+
+
+def _of_prompt(delta: Delta) -> tuple[list[float | None], list[TokenAlternatives | None]]:
+    """Log-probabilities and alternatives of a prompt's tokens, of which the first has none."""
+    logprobs: list[float | None] = [None, *(delta.prompt_logprobs or ())]
+    top: list[TokenAlternatives | None] = [None, *(delta.prompt_top or ())]
+    return logprobs, top + [None] * (len(logprobs) - len(top))

@@ -63,6 +63,8 @@ class RequestOutput:
     num_cached_tokens: int
     seed: int
     """The seed used, given or drawn."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's tokens, if `SamplingParams.prompt_logprobs` asked for them; the first has none."""
     finished: bool = True
 
 
@@ -339,8 +341,11 @@ def _prompt(prompt: PromptInput) -> Prompt:
 
 def _output(admission: Admission, chunks: Mapping[str, list[Chunk]]) -> RequestOutput:
     outputs = []
+    prompt_logprobs: list[TokenLogprob] | None = None
     for index, sequence in enumerate(admission.sequences):
         choice = join(index, chunks[sequence.request.id])
+        if index == 0:
+            prompt_logprobs = choice.prompt_logprobs
         outputs.append(
             CompletionOutput(
                 index=index,
@@ -359,6 +364,7 @@ def _output(admission: Admission, chunks: Mapping[str, list[Chunk]]) -> RequestO
         outputs=outputs,
         num_cached_tokens=admission.usage.cached_tokens,
         seed=admission.seed,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -197,7 +197,8 @@ class LocalBackend:
         light = request.sampling.structured_outputs is None and (
             chat is None or (not chat.tools and chat.thinking_token_budget is None)
         )
-        if light and size(request.prompts) < _LONG:
+        own_template = any(isinstance(prompt, ChatPrompt) and prompt.template for prompt in request.prompts)
+        if light and not own_template and size(request.prompts) < _LONG:
             prepared = self.desk.prepare(request, info)
         else:
             preparing = asyncio.get_running_loop().run_in_executor(None, self.desk.prepare, request, info)

@@ -96,32 +96,56 @@ class AnswerParser:
 
     def __init__(self, plan: AnswerPlan) -> None:
         # Some formats of calls mark thoughts themselves.
-        own = plan.tool_format is not None and plan.tool_format.always
+        own = self._own_thoughts = plan.tool_format is not None and plan.tool_format.always
         self._reasoning = None if own or plan.reasoning is None else plan.reasoning.parser(plan.prompt)
         self._calls = None if plan.tool_format is None else plan.tool_format.parser(plan.tools)
         self._short_ids = plan.tool_format is not None and plan.tool_format.name == "mistral"
         self.num_calls = 0
 
-    def apply(self, chunk: Chunk) -> None:
-        """Take the text of `chunk` apart, in place. The last chunk of an answer also brings what was held back."""
-        text, last = chunk.text, chunk.finish_reason is not None
+    @property
+    def thinking(self) -> bool:
+        """The text so far ends within thoughts."""
         if self._reasoning is not None:
-            chunk.reasoning, text = self._reasoning.push(text)
-            if last:
-                thoughts, rest = self._reasoning.flush()
-                chunk.reasoning += thoughts
-                text += rest
-        if self._calls is None:
-            chunk.text = text
-            return
-        events = self._calls.push(text) if text else []
-        if last:
-            events += self._calls.flush()
-        chunk.text = ""
-        for event in events:
-            self._take(event, chunk)
+            return self._reasoning.thinking
+        return self._calls is not None and self._calls.thinking
+
+    @property
+    def undecided(self) -> bool:
+        """The text so far may be the beginning of thoughts."""
+        return self._reasoning is not None and self._reasoning.undecided
+
+    @property
+    def may_think(self) -> bool:
+        """There may be thoughts in the text to come."""
+        if self._reasoning is not None:
+            return not self._reasoning.answering
+        return self._own_thoughts
+
+    def push(self, text: str, chunk: Chunk) -> None:
+        """Take text apart, and add to `chunk` what it brings."""
+        if self._reasoning is not None:
+            thoughts, text = self._reasoning.push(text)
+            chunk.reasoning += thoughts
+        self._answer(text, chunk)
+
+    def end(self, chunk: Chunk) -> None:
+        """The answer is over: add what was held back."""
+        if self._reasoning is not None:
+            thoughts, text = self._reasoning.flush()
+            chunk.reasoning += thoughts
+            self._answer(text, chunk)
+        if self._calls is not None:
+            for event in self._calls.flush():
+                self._take(event, chunk)
         if self.num_calls and chunk.finish_reason == "stop":
             chunk.finish_reason = "tool_calls"
+
+    def _answer(self, text: str, chunk: Chunk) -> None:
+        if self._calls is None:
+            chunk.text += text
+        elif text:
+            for event in self._calls.push(text):
+                self._take(event, chunk)
 
     def _take(self, event: Event, chunk: Chunk) -> None:
         if isinstance(event, Text):

@@ -17,7 +17,7 @@ from tokentrail.checkpoints import (
     read_generation_config,
 )
 from tokentrail.protocol import ModelFileError, SamplingDefaults
-from tokentrail.text import ChatTemplate, Tokenizer, read_chat_template
+from tokentrail.text import ChatTemplate, Infill, Tokenizer, read_chat_template
 
 NO_DEFAULTS = SamplingDefaults()
 GENERATION_CONFIG = "generation_config.json"
@@ -45,6 +45,8 @@ class TextParts:
     """Of the tensors."""
     pooling: str = "last"
     """How embeddings are pooled, where a request does not say: last, mean or cls."""
+    infill: Infill | None = None
+    """How the model fills in the middle of a text; None: it cannot."""
 
 
 def load_text_parts(
@@ -96,6 +98,7 @@ def load_text_parts(
         _main_format(checkpoint),
         checkpoint.nbytes,
         pooling or checkpoint.pooling or "last",
+        Infill.of(tokenizer, checkpoint.tokenizer),
     )
 
 

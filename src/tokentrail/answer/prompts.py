@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tokentrail.answer.choice import PromptEcho
 from tokentrail.answer.parsing import AnswerPlan, told_of_tools
-from tokentrail.answer.types import AnswerRequest, ChatPrompt, Prompt, TextPrompt
-from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, SamplingParams
-from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
+from tokentrail.answer.types import AnswerRequest, ChatPrompt, InfillPrompt, Prompt, TextPrompt
+from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, ModelFileError, SamplingParams
+from tokentrail.text import ChatTemplate, IncrementalDetokenizer, Infill, Tokenizer
 
 _MESSAGE = 50
 """Rendering a message takes as long as tokenizing so many characters."""
@@ -41,40 +41,70 @@ def prepare(
     *,
     add_special_tokens: bool = True,
     field: str = "prompt",
+    infill: Infill | None = None,
+    keep: int | None = None,
 ) -> Prepared:
     """Render and tokenize. Takes a moment for long prompts, and may run in a thread.
 
     A text too long for `context` tokens, however it is cut, is refused before that work is done. `add_special_tokens`:
-    begin (and end) texts as the model's texts do. `field`: what the request calls them, for errors.
+    begin (and end) texts as the model's texts do. `field`: what the request calls them, for errors. `infill`: how the
+    model fills in the middle of a text, if it can. `keep`: so many tokens of each prompt's end.
     """
     prepared = Prepared([], [], None, 0.0)
     for prompt in prompts:
-        if isinstance(prompt, ChatPrompt):
-            start = time.perf_counter()
-            text = render(prompt, template)
-            prepared.template_seconds = (prepared.template_seconds or 0.0) + time.perf_counter() - start
-        elif isinstance(prompt, TextPrompt):
-            text = prompt.text
-        else:
-            for id in prompt.token_ids:
-                check_token_id(id, tokenizer, field)
-            prepared.token_ids.append(list(prompt.token_ids))
-            prepared.texts.append(None)
-            continue
-        check_length(text, "messages" if isinstance(prompt, ChatPrompt) else field, tokenizer, context)
-        start = time.perf_counter()
-        # A template writes the tokens that begin a conversation itself.
-        special = add_special_tokens and not isinstance(prompt, ChatPrompt)
-        ids = tokenizer.encode(text, add_special_tokens=special)
-        prepared.tokenize_seconds += time.perf_counter() - start
-        prepared.token_ids.append(ids)
-        prepared.texts.append(text)
+        limit = context if keep is None else None
+        _prepare(prompt, prepared, tokenizer, template, limit, infill, field, special=add_special_tokens)
+        ids = prepared.token_ids[-1]
+        if keep is not None and len(ids) > keep:
+            prepared.token_ids[-1] = ids = ids[-keep:]
+            if prepared.texts[-1] is not None:
+                prepared.texts[-1] = tokenizer.decode(ids, skip_special_tokens=False, text_start=True)
     return prepared
+
+
+def _prepare(
+    prompt: Prompt,
+    prepared: Prepared,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    context: int | None,
+    infill: Infill | None,
+    field: str,
+    *,
+    special: bool,
+) -> None:
+    """`context` None: the text may be of any length."""
+    if isinstance(prompt, ChatPrompt):
+        start = time.perf_counter()
+        text = render(prompt, template)
+        prepared.template_seconds = (prepared.template_seconds or 0.0) + time.perf_counter() - start
+    elif isinstance(prompt, TextPrompt):
+        text = prompt.text
+    elif isinstance(prompt, InfillPrompt):
+        prepared.token_ids.append(_infill_ids(prompt, infill, tokenizer, context))
+        prepared.texts.append(None)
+        return
+    else:
+        for id in prompt.token_ids:
+            check_token_id(id, tokenizer, field)
+        prepared.token_ids.append(list(prompt.token_ids))
+        prepared.texts.append(None)
+        return
+    if context is not None:
+        check_length(text, "messages" if isinstance(prompt, ChatPrompt) else field, tokenizer, context)
+    start = time.perf_counter()
+    # A template writes the tokens that begin a conversation itself.
+    ids = tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens and special)
+    prepared.tokenize_seconds += time.perf_counter() - start
+    prepared.token_ids.append(ids)
+    prepared.texts.append(text)
 
 
 def render(prompt: ChatPrompt, template: ChatTemplate) -> str:
     """A conversation as the model gets it."""
     messages = prompt.messages
+    if prompt.template is not None:
+        template = _own_template(prompt.template, template)
     if not template.takes_tools:
         messages = told_of_tools(messages, prompt.tools or ())
     return template.render(
@@ -84,6 +114,34 @@ def render(prompt: ChatPrompt, template: ChatTemplate) -> str:
         continue_final_message=prompt.continue_final_message,
         **prompt.template_kwargs,
     )
+
+
+def _own_template(source: str, template: ChatTemplate) -> ChatTemplate:
+    """A request's own template, with the model's special tokens."""
+    try:
+        return template.replaced_by(source)
+    except ModelFileError as error:
+        raise InvalidRequest(error.message, param="chat_template") from None
+
+
+def _infill_ids(
+    prompt: InfillPrompt, infill: Infill | None, tokenizer: Tokenizer, context: int | None
+) -> list[int]:
+    if infill is None:
+        raise InvalidRequest(
+            "suffix is not supported: this model has no tokens for filling in the middle of a text (as Qwen-Coder, "
+            "StarCoder, DeepSeek-Coder, Code Llama and Codestral have).",
+            param="suffix",
+        )
+    if isinstance(prompt.prefix, str):
+        if context is not None:
+            check_length(prompt.prefix, "prompt", tokenizer, context)
+    else:
+        for id in prompt.prefix:
+            check_token_id(id, tokenizer, "prompt")
+    if context is not None:
+        check_length(prompt.suffix, "suffix", tokenizer, context)
+    return infill.encode(prompt.prefix, prompt.suffix, tokenizer)
 
 
 def check_token_id(id: int, tokenizer: Tokenizer, field: str) -> None:
@@ -116,6 +174,8 @@ def size(prompts: Sequence[Prompt]) -> int:
             )
         elif isinstance(prompt, TextPrompt):
             total += len(prompt.text)
+        elif isinstance(prompt, InfillPrompt):
+            total += len(prompt.prefix) + len(prompt.suffix)
         else:
             total += len(prompt.token_ids) // 4  # only looked at
     return total

@@ -24,13 +24,18 @@ class ChatPrompt(msgspec.Struct, kw_only=True):
     """The answer goes on with the last message, instead of being a new one."""
     template_kwargs: dict[str, Any] = {}
     """Further variables for the template."""
+    template: str | None = None
+    """A template to use instead of the model's. Templates are programs: only from those who are trusted."""
+    add_special_tokens: bool = False
+    """Put the beginning-of-sequence token before what the template wrote."""
 
 
 class TextPrompt(msgspec.Struct):
     """Text as it is. Special tokens written in it are parsed, and a beginning-of-sequence token is added
-    where the model wants one."""
+    where the model wants one, unless `add_special_tokens` is false."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 class TokensPrompt(msgspec.Struct):
@@ -39,7 +44,14 @@ class TokensPrompt(msgspec.Struct):
     token_ids: list[int]
 
 
-Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt
+class InfillPrompt(msgspec.Struct):
+    """What stands before and behind the text that is asked for, of models that know how to fill it in."""
+
+    prefix: str | list[int]
+    suffix: str
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt | InfillPrompt
 
 
 class ChatOptions(msgspec.Struct, kw_only=True):
@@ -84,6 +96,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     echo: bool = False
     """Begin each choice with its prompt; with `sampling.logprobs`, with the prompt's log-probabilities too.
     """
+    truncate_prompt_tokens: int | None = None
+    """Only so many tokens of each prompt's end are kept; -1: as many as leave room for the answer."""
     request_id: str | None = None
     """The client's own id for the request."""
     tenant: str = ""
@@ -155,6 +169,9 @@ class Chunk(msgspec.Struct):
     """stop, length or tool_calls; set on the last chunk of each choice."""
     stop_reason: str | int | None = None
     """The stop string or the id from `stop_token_ids` that ended the choice."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's tokens, where `sampling.prompt_logprobs` asks: in the first chunk of each prompt's first choice.
+    """
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -165,6 +182,8 @@ class Usage(msgspec.Struct, gc=False):
     """Up to and including an end-of-sequence or stop token, or the token that completes a stop string."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    reasoning_tokens: int = 0
+    """Of the completion tokens: those of thoughts, with the marks around them."""
 
 
 class Timing(msgspec.Struct, gc=False):
@@ -187,6 +206,7 @@ class Choice(msgspec.Struct, kw_only=True):
     reasoning: str = ""
     calls: list[CallPiece] = []
     """Whole calls."""
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

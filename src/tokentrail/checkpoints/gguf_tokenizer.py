@@ -73,7 +73,19 @@ def read_tokenizer(metadata: Metadata) -> TokenizerSource:
         remove_extra_whitespaces=bool(metadata.boolean(_PREFIX + "remove_extra_whitespaces")),
         charsmap=_charsmap(metadata),
         rstrip=_rstrip(metadata, tokens, token_types),
+        infill_token_ids=_infill_ids(metadata, size),
     )
+
+
+def _infill_ids(metadata: Metadata, size: int) -> dict[str, int]:
+    """By their newer keys or their older ones; ids beyond the vocabulary count as none."""
+    found: dict[str, int] = {}
+    for name in ("prefix", "suffix", "middle"):
+        for key in (f"fim_{name[:3]}_token_id", f"{name}_token_id"):
+            value = metadata.values.get(_PREFIX + key)
+            if type(value) is int and 0 <= value < size:
+                found.setdefault(name, value)
+    return found
 
 
 def _rstrip(metadata: Metadata, tokens: Sequence[str], types: npt.NDArray[Any] | None) -> tuple[int, ...]:

@@ -241,6 +241,8 @@ class TokenizerSource:
     """`nfc`, or empty: text stays as it is."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """A folder's tokenizer files, by name. `checkpoints.read_bytes` reads them."""
+    infill_token_ids: Mapping[str, int] = field(default_factory=dict)
+    """Tokens around the parts of a text to be filled in, where the file names them: `prefix`, `suffix`, `middle`."""
     added_tokens: tuple[AddedToken, ...] = ()
     """A folder's tokens of `tokenizer_config.json` and its kin, which come on top of the files' own."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)

@@ -61,6 +61,14 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Let requests bring chat templates of their own.",
+            rich_help_panel=API,
+        ),
+    ] = False
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
@@ -338,6 +346,7 @@ def serve(
         key_hint=f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) in keys else "YOUR_KEY",
         chat_template=engine.chat_template,
         generation_config=engine.generation_config,
+        trust_request_chat_template=server.trust_request_chat_template,
         tool_call_parser=server.tool_call_parser,
         reasoning_parser=server.reasoning_parser,
         pooling=server.pooling,

@@ -88,7 +88,9 @@ class StepMasks:
                 continue
             guessed = sequence.num_drafted
             if matcher is not None:
-                wanted.append((matcher, row, sequence.tokens[end : end + guessed].tolist() if guessed else []))
+                wanted.append(
+                    (matcher, row, sequence.tokens[end : end + guessed].tolist() if guessed else [])
+                )
             elif sequence.allowed is not None:
                 fixed.append((row, 1 + guessed, sequence.allowed))
             row += 1 + guessed

@@ -147,9 +147,7 @@ class Sequence:
         # As vLLM does, min_tokens bans the model's end tokens even where ignore_eos lets them pass.
         banned = eos_ids | self.stop_ids
         self.banned = (
-            _bias_arrays({**biases, **dict.fromkeys(banned, -math.inf)})
-            if sampling.min_tokens
-            else None
+            _bias_arrays({**biases, **dict.fromkeys(banned, -math.inf)}) if sampling.min_tokens else None
         )
         """The same with end and stop tokens banned: used while fewer than min_tokens have come."""
         self.allowed = _mask(sampling.allowed_token_ids)

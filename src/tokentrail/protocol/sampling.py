@@ -33,6 +33,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     """One of these texts."""
     grammar: str | None = None
     """A context-free grammar: llguidance's Lark, or GBNF as in llama.cpp."""
+    structural_tag: str | dict[str, Any] | None = None
+    """Text with parts that have a form of their own, as vLLM and XGrammar describe it; an object, or its JSON."""
+    whitespace_pattern: str | None = None
+    """Of JSON: a regular expression for the space that may stand between its tokens; None: there is none."""
     field: str = "structured_outputs"
     """The request's field that it came from: errors name it."""
 
@@ -44,9 +48,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise InvalidRequest(
                 f"{self.field} must have exactly one of {', '.join(_FORMS)}, not {what}.", param=self.field
             )
+        if self.whitespace_pattern is not None and self.json is None and not self.json_object:
+            raise InvalidRequest(
+                f"{self.field}: whitespace_pattern needs json or json_object.", param=self.field
+            )
 
 
-_FORMS = ("json", "json_object", "regex", "choice", "grammar")
+_FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

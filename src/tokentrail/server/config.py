@@ -24,6 +24,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the command to try, printed at the start, has in a key's place. Never a key: terminals are filmed."""
     chat_template: str | None = None
     """Path of a Jinja template that replaces the checkpoint's."""
+    trust_request_chat_template: bool = False
+    """Requests may bring a chat template of their own."""
     tool_call_parser: str | None = None
     """How the model writes tool calls; None: as its chat template tells it to."""
     reasoning_parser: str | None = None

@@ -50,6 +50,7 @@ class Question(msgspec.Struct, kw_only=True):
     chat: ChatOptions | None = None
     default_max_tokens: int | None = None
     echo: bool = False
+    truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
     names: Mapping[str, str] = {}
@@ -164,6 +165,7 @@ class Generation(Response):
             chat=question.chat,
             default_max_tokens=question.default_max_tokens,
             echo=question.echo,
+            truncate_prompt_tokens=question.truncate_prompt_tokens,
             request_id=self._client_id,
             tenant=self._request.state.tenant,
             priority=question.priority,

@@ -8,12 +8,14 @@ Grammars and parsers of tool calls and reasoning will live here too.
 from tokentrail.text.building import build_tokenizer
 from tokentrail.text.chat_template import ChatTemplate, read_chat_template
 from tokentrail.text.detokenizer import IncrementalDetokenizer
+from tokentrail.text.infill import Infill
 from tokentrail.text.stop import StopBuffer
 from tokentrail.text.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
+    "Infill",
     "StopBuffer",
     "Tokenizer",
     "build_tokenizer",

@@ -66,6 +66,10 @@ class ChatTemplate:
             for name, text in (named or {}).items()
         }
 
+    def replaced_by(self, source: str) -> ChatTemplate:
+        """Another template, with this one's special tokens. Raises `ModelFileError` when it is not valid."""
+        return ChatTemplate(source, special_tokens=self._tokens, origin="chat_template")
+
     @property
     def takes_tools(self) -> bool:
         """Whether it tells the model of tools, and writes calls and results out."""

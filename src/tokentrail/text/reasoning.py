@@ -92,6 +92,15 @@ class ReasoningParser:
         """The thoughts are over, or there are none."""
         return self._state == "answering"
 
+    @property
+    def thinking(self) -> bool:
+        return self._state == "thinking"
+
+    @property
+    def undecided(self) -> bool:
+        """All that came so far may be space and the beginning of the start mark."""
+        return self._state == "start"
+
     def push(self, text: str) -> tuple[str, str]:
         """(thoughts, answer) that the text brings."""
         self._search.push(text)

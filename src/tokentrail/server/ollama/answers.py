@@ -34,8 +34,8 @@ from tokentrail.server.ollama.requests import (
     Options,
 )
 from tokentrail.server.ollama.responses import CallBody, CallFunction, ErrorReply, MessageBody, Reply
-from tokentrail.server.openai.chat import logprob_body
 from tokentrail.server.openai.responses import TokenLogprobBody
+from tokentrail.server.openai.scores import logprob_body
 from tokentrail.server.sse import one_line
 
 _ROLES = ("system", "user", "assistant", "tool")

@@ -34,6 +34,7 @@ class OpenAIDialect(Generic[Body]):
             prompts=prompts,
             sampling=sampling,
             unset=body.unset(),
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             **options,

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.schemas import CheckedRequest, List
+
+LONGEST_THOUGHTS = 1_000_000
 
 
 def _numbers(value: Any) -> Any:
@@ -29,10 +33,21 @@ def _numbers(value: Any) -> Any:
     return value
 
 
+def _limits(low: float | None = None, high: float | None = None, **more: Any) -> Any:
+    """An optional field whose range the OpenAPI document tells. It is checked elsewhere, with all other parameters."""
+    said = {"minimum": low, "maximum": high, **more}
+    return Field(None, json_schema_extra={name: value for name, value in said.items() if value is not None})
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
+    """A last event, without choices, that counts the tokens."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, every event counts them."""
+    include_obfuscation: bool | None = None
+    """OpenAI's: known, and without effect."""
 
 
 class ContentPart(BaseModel):
@@ -65,7 +80,8 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    # What belongs to a structural tag, vLLM has beside its type.
+    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -77,12 +93,13 @@ class StructuredOutputs(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    """A JSON Schema."""
     json_object: bool | None = None
     regex: str | None = None
     choice: List[str] | None = None
     grammar: str | None = None
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class FunctionBody(BaseModel):
@@ -122,31 +139,40 @@ class GenerationRequest(CheckedRequest):
     """What both ways of asking share."""
 
     model: str = Field(min_length=1)
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
+    max_tokens: int | None = _limits(0)
+    temperature: float | None = _limits(0, 2)
+    top_p: float | None = _limits(exclusiveMinimum=0, high=1)
+    n: int | None = _limits(1, 128)
     stop: str | List[str] | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    seed: int | None = _limits(-(2**63), 2**63 - 1)
+    frequency_penalty: float | None = _limits(-2, 2)
+    presence_penalty: float | None = _limits(-2, 2)
     logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
 
     # vLLM's.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: int | None = _limits(-1, 2**31 - 1)
+    min_p: float | None = _limits(0, 1)
+    repetition_penalty: float | None = _limits(exclusiveMinimum=0)
+    min_tokens: int | None = _limits(0)
     ignore_eos: bool | None = None
     stop_token_ids: List[int] | None = None
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
+    truncate_prompt_tokens: int | None = _limits(-1)
+    prompt_logprobs: int | None = _limits(0, 20)
+    add_special_tokens: bool | None = None
+    priority: int | None = _limits(-(2**63), 2**63 - 1)
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     response_format: ResponseFormat | None = None
     # vLLM's, the newer way and the older one.
@@ -155,12 +181,40 @@ class GenerationRequest(CheckedRequest):
     guided_regex: str | None = None
     guided_choice: List[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"guided_decoding_backend"})
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "guided_decoding_backend",
+            "kv_transfer_params",
+            "length_penalty",  # of beam search
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "request_id",
+            "safety_identifier",
+            "session_id",
+            "spaces_between_special_tokens",  # none are put there
+            "stream_interval",
+            "verbosity",
+            "vllm_xargs",
+        }
+    )
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"truncation_side": ("left",)}
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def tier(self) -> str | UnsetType:
+        """As OpenAI says it: the tier that was used, where one was asked for."""
+        return UNSET if self.service_tier is None else "default"
 
     def unset(self) -> list[str]:
         """Sampling parameters that the request leaves to the model's makers."""
@@ -177,6 +231,10 @@ class GenerationRequest(CheckedRequest):
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = tuple(dict.fromkeys(self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            given["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
+        if self.bad_words is not None:
+            given["bad_words"] = tuple(self.bad_words)
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         given["structured_outputs"] = self._structured_outputs()
@@ -187,18 +245,16 @@ class GenerationRequest(CheckedRequest):
         given: list[StructuredOutputsParams] = []
         if (wanted := self.response_format) is not None and wanted.type != "text":
             given.append(_of_response_format(wanted))
+        space = self.guided_whitespace_pattern
         if (options := self.structured_outputs) is not None:
-            for name in ("whitespace_pattern", "structural_tag"):
-                if getattr(options, name) is not None:
-                    raise InvalidRequest(
-                        f"structured_outputs.{name} is not supported.", param=f"structured_outputs.{name}"
-                    )
+            space = options.whitespace_pattern if options.whitespace_pattern is not None else space
             forms: dict[str, Any] = {
                 "json": options.json_,
                 "json_object": bool(options.json_object),
                 "regex": options.regex,
                 "choice": None if options.choice is None else tuple(options.choice),
                 "grammar": options.grammar,
+                "structural_tag": options.structural_tag,
             }
             given.append(StructuredOutputsParams(**forms))
         for name in ("json", "regex", "choice", "grammar"):
@@ -211,10 +267,22 @@ class GenerationRequest(CheckedRequest):
             raise InvalidRequest(
                 f"An answer can have one form only, but {fields} are given.", param=given[1].field
             )
-        return given[0] if given else None
+        if not given:
+            return None
+        return given[0] if space is None else msgspec.structs.replace(given[0], whitespace_pattern=space)
 
     def check(self) -> None:
         """Refuse what cannot be honoured."""
+        if self.service_tier is not None and self.service_tier not in _TIERS:
+            raise InvalidRequest(
+                f"service_tier must be one of {', '.join(_TIERS)}, not {self.service_tier[:40]!r}.",
+                param="service_tier",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs is not supported with stream: leave one of them out.",
+                param="prompt_logprobs",
+            )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true.", param="stream_options"
@@ -236,19 +304,18 @@ _SAME_NAME = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "prompt_logprobs",
 )
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 _ENGINE = {
-    "guided_whitespace_pattern": "answers are compact JSON.",
-    "structural_tag": "use response_format or structured_outputs.",
+    "structural_tag": "use structured_outputs.structural_tag.",
+    "truncation_side": "truncate_prompt_tokens keeps a prompt's end.",
     "use_beam_search": "only sampling is.",
-    "best_of": "ask for n choices and pick among them by their log-probabilities.",
-    "truncate_prompt_tokens": "shorten the prompt before sending it.",
-    "bad_words": "use logit_bias with the tokens' ids.",
-    "allowed_token_ids": "use logit_bias with the tokens' ids.",
     "logits_processors": "only the listed sampling parameters are.",
+    "logprob_token_ids": "use top_logprobs, or logprobs of /v1/completions.",
     "prompt_embeds": "send text or token ids.",
-    "prompt_logprobs": "use echo and logprobs with /v1/completions.",
+    "repetition_detection": "use the penalties.",
 }
 
 
@@ -256,9 +323,9 @@ class ChatCompletionRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     messages: List[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = _limits(1)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = _limits(0, 20)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -266,54 +333,51 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    # OpenAI's older way of tools, for clients that were never changed: answered in its own shape.
+    functions: List[FunctionBody] | None = None
+    function_call: str | NamedFunction | None = None
     # vLLM's.
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: int | None = _limits(-1, LONGEST_THOUGHTS)
     enable_thinking: bool | None = None
+    echo: bool | None = None
+    documents: List[dict[str, Any]] | None = None
+    chat_template: str | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
         **_ENGINE,
-        "functions": "use tools.",
-        "function_call": "use tool_choice.",
+        "best_of": "only /v1/completions has it; ask for n choices.",
+        "suffix": "only /v1/completions has it.",
         "audio": "the model writes text only.",
         "modalities": 'only ["text"] is; the model writes text only.',
         "web_search_options": "this server does not search the web.",
         "prediction": "predicted outputs are not used.",
-        "chat_template": "a template comes from the model or from the server's settings.",
-        "documents": "write them into the messages.",
-        "echo": "use /v1/completions to get the prompt back.",
+        "moderation": "this server moderates nothing.",
     }
-    HARMLESS: ClassVar[frozenset[str]] = frozenset(
-        {
-            "guided_decoding_backend",
-            "metadata",
-            "prompt_cache_key",
-            "safety_identifier",
-            "service_tier",
-            "store",
-        }
-    )
 
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: str | List[str] | List[int] | List[List[int]]
+    suffix: str | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    best_of: int | None = _limits(1, 128)
+    logprobs: int | None = _limits(0, 20)
 
-    UNSUPPORTED: ClassVar[dict[str, str]] = {
-        **_ENGINE,
-        "suffix": "the model does not fill in the middle of a text.",
-    }
+    UNSUPPORTED: ClassVar[dict[str, str]] = {**_ENGINE, "thinking_token_budget": "only chat has it."}
 
 
 def _of_response_format(wanted: ResponseFormat) -> StructuredOutputsParams:
     if wanted.type == "json_object":
         return StructuredOutputsParams(json_object=True, field="response_format")
+    if wanted.type == "structural_tag":
+        tag = {"type": "structural_tag", **(wanted.model_extra or {})}
+        return StructuredOutputsParams(structural_tag=tag, field="response_format")
     if wanted.type != "json_schema":
         raise InvalidRequest(
-            f"response_format.type must be text, json_object or json_schema, not {wanted.type[:40]!r}.",
+            "response_format.type must be text, json_object, json_schema or structural_tag, not "
+            f"{wanted.type[:40]!r}.",
             param="response_format.type",
         )
     field = "response_format.json_schema"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -10,11 +12,29 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
 class UsageBody(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's, of one token at one place of a prompt."""
+
+    logprob: float
+    rank: int | None
+    """1: the likeliest; None: not among the alternatives that were asked for."""
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""By place of the prompt: token id → that token; the one that stands there first. The first place has none."""
 
 
 # --- chat ------------------------------------------------------------------------------------------
@@ -39,8 +59,8 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class FunctionCall(msgspec.Struct):
+    name: str
     arguments: str
-    name: str | UnsetType = UNSET
 
 
 class ToolCall(msgspec.Struct):
@@ -54,6 +74,8 @@ class MessageBody(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """For requests with `functions`, OpenAI's older way."""
     reasoning_content: str | UnsetType = UNSET
     """DeepSeek's name for thoughts, which most clients know; vLLM's newer one is `reasoning`."""
     reasoning: str | UnsetType = UNSET
@@ -80,15 +102,26 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     seed: int
     """Ours: the seed used, given or drawn. Sent again, it brings the same answer."""
+    service_tier: str | UnsetType = UNSET
+    """Where one was asked for: the one that there is."""
+    metadata: dict[str, str] | UnsetType = UNSET
+    """As it was sent."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     """vLLM's, with `return_token_ids`."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """vLLM's."""
+
+
+class FunctionCallDelta(msgspec.Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(msgspec.Struct):
     """The first of a call has its id, type and name; the others have more of its arguments."""
 
     index: int
-    function: FunctionCall
+    function: FunctionCallDelta
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
 
@@ -98,6 +131,7 @@ class DeltaBody(msgspec.Struct):
     role: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionCallDelta | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
 
@@ -119,8 +153,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
-    """With `include_usage`: null on all chunks but the last."""
+    """With `include_usage`: null on all chunks but the last, unless each is to have it."""
     seed: int
+    service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -142,6 +177,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -155,6 +191,7 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: UsageBody | UnsetType | None = UNSET
     system_fingerprint: str
     seed: int
+    service_tier: str | UnsetType = UNSET
 
 
 # --- models ----------------------------------------------------------------------------------------

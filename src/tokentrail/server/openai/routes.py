@@ -24,7 +24,8 @@ def create_router(state: ServerState) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
         body = await read_json(request, ChatCompletionRequest, state.config.max_body_bytes)
-        return Generation(state, request, chat.ChatDialect(body))
+        trusted = state.config.trust_request_chat_template
+        return Generation(state, request, chat.ChatDialect(body, trust_template=trusted))
 
     @router.post("/completions", openapi_extra=json_body(CompletionRequest))
     async def text_completions(request: Request) -> Response:

@@ -7,8 +7,19 @@ imported on first use: most processes never need it.
 """
 
 from tokentrail.text.grammar.form import Calls, Thoughts, build_form
-from tokentrail.text.grammar.marks import marks_of
+from tokentrail.text.grammar.marks import marks_in, marks_of
 from tokentrail.text.grammar.matcher import GrammarTokenizer, Matcher
 from tokentrail.text.grammar.source import build_grammar
+from tokentrail.text.grammar.structural_tag import literals
 
-__all__ = ["Calls", "GrammarTokenizer", "Matcher", "Thoughts", "build_form", "build_grammar", "marks_of"]
+__all__ = [
+    "Calls",
+    "GrammarTokenizer",
+    "Matcher",
+    "Thoughts",
+    "build_form",
+    "build_grammar",
+    "literals",
+    "marks_in",
+    "marks_of",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.text.grammar.marks import literal
-from tokentrail.text.grammar.source import check, source_of
+from tokentrail.text.grammar.source import check, source_of, sources_of
 from tokentrail.text.reasoning import ReasoningFormat
 from tokentrail.text.tool_calls import Tool, ToolFormat, ToolGrammar
 
@@ -58,7 +58,7 @@ def build_form(
     if calls is not None and calls.required:
         answer = rules.calls(calls)
     elif wanted is not None:
-        rules.sources.append({"name": "answer", **source_of(wanted)})
+        rules.sources += sources_of(wanted, marks)
         begin = literal(answer_begin, marks)
         answer = f"({begin} @answer)" if begin else "@answer"
         if calls is not None and calls.format.grammar(calls.tools, several=True) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tokentrail.text.reasoning import REASONING_FORMATS
@@ -20,6 +20,16 @@ def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
     marks += [mark for one in FORMATS.values() for mark in one.markers]
     found = {mark: tokenizer.token_to_id(mark) for mark in dict.fromkeys(marks)}
     return {mark: id for mark, id in found.items() if id is not None}
+
+
+def marks_in(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """Mark → token, of the control tokens that are written in these texts."""
+    found = {}
+    for text in texts:
+        for id in tokenizer.encode(text, add_special_tokens=False):
+            if tokenizer.is_special(id):
+                found[tokenizer.token_bytes(id).decode("utf-8", "replace")] = id
+    return found
 
 
 def literal(text: str, marks: Mapping[str, int]) -> str:

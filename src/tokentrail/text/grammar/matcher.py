@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokentrail.protocol import InvalidRequest
+from tokentrail.text.continuing import ContinuedText
 from tokentrail.text.grammar.limits import parser_limits
 from tokentrail.text.grammar.marks import marks_of
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from tokentrail.text.tokenizer import Tokenizer
 
-_PROBE = "\x02"
-"""A character that no merge joins with its neighbours."""
 _DEAD_END = "NoExtension"
 """In llguidance's words for a place from where no token leads on."""
 
@@ -78,12 +77,7 @@ class _Vocabulary:
         self.special_token_ids = sorted(special)
         self._special = special
         self.tokens = [tokenizer.token_bytes(id) for id in known] + [b""] * (size - len(known))
-        self._encode = tokenizer.encode
-        # SentencePiece puts a space before a text's first word; here texts go on where others stand.
-        self._prefix = self._plain(_PROBE) if self._bytes(self._plain("x")) != b"x" else []
-
-    def _plain(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False, parse_special=False)
+        self._text = ContinuedText(tokenizer)
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join([self.tokens[id] for id in ids])
@@ -91,10 +85,7 @@ class _Vocabulary:
     def __call__(self, data: bytes | str) -> list[int]:
         """The tokens that the model would most likely write `data` with, as far as it can write it."""
         data = data.encode() if isinstance(data, str) else data
-        text = data.decode("utf-8", "replace")
-        ids = self._plain(_PROBE + text if self._prefix else text)
-        if ids[: len(self._prefix)] == self._prefix:
-            ids = ids[len(self._prefix) :]
+        ids = self._text.encode(data.decode("utf-8", "replace"))
         # Normalization or missing bytes may have changed the text.
         while ids and not data.startswith(self._bytes(ids)):
             ids.pop()

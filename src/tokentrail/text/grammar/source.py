@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.text.grammar.limits import MAX_SOURCE, parser_limits
+from tokentrail.text.grammar.structural_tag import StructuralTag
+
+NO_MARKS: Mapping[str, int] = MappingProxyType({})
 
 _JSON_OPTIONS = {
     # Where a token is the only one that can follow, nobody need compute which it is.
@@ -22,23 +27,35 @@ _JSON_OPTIONS = {
 _MOST_SHOWN = 300
 
 
-def build_grammar(wanted: StructuredOutputsParams) -> str:
-    """The grammar for an answer of the wanted form, as `GrammarTokenizer.compile` takes it.
+def build_grammar(wanted: StructuredOutputsParams, marks: Mapping[str, int] = NO_MARKS) -> str:
+    """The grammar for an answer of the wanted form, as `GrammarTokenizer.compile` takes it. `marks`: tokens that
+    structural tags may name.
 
     Raises `InvalidRequest` naming the field and what is wrong with it. May take a second; releases the GIL.
     """
-    grammar = json.dumps({"grammars": [{"name": "answer", **source_of(wanted)}]})
+    grammar = json.dumps({"grammars": sources_of(wanted, marks)})
     check(grammar, wanted.field)
     return grammar
 
 
-def source_of(wanted: StructuredOutputsParams) -> dict[str, Any]:
-    """`wanted` as a member of llguidance's list of grammars, unchecked. Raises `InvalidRequest` naming the field."""
+def sources_of(wanted: StructuredOutputsParams, marks: Mapping[str, int] = NO_MARKS) -> list[dict[str, Any]]:
+    """`wanted` as members of llguidance's list of grammars, unchecked: one called `answer`, and those it refers to.
+    Raises `InvalidRequest` naming the field.
+    """
     wanted.validate()
     try:
-        return _source(wanted)
+        if wanted.structural_tag is not None:
+            return _structural(wanted.structural_tag, marks)
+        return [{"name": "answer", **_source(wanted)}]
     except InvalidRequest as error:
         raise _invalid(wanted.field, error.message) from None
+
+
+def source_of(wanted: StructuredOutputsParams) -> dict[str, Any]:
+    """The same for a form that one grammar says."""
+    source = dict(sources_of(wanted)[0])
+    del source["name"]
+    return source
 
 
 def check(grammar: str, field: str) -> None:
@@ -51,9 +68,9 @@ def check(grammar: str, field: str) -> None:
 def _source(wanted: StructuredOutputsParams) -> dict[str, Any]:
     """`wanted` as a member of llguidance's list of grammars. Raises `InvalidRequest` without a field."""
     if wanted.json_object:
-        return {"json_schema": {"type": "object", "x-guidance": _JSON_OPTIONS}}
+        return {"json_schema": json_schema({"type": "object"}, wanted.whitespace_pattern)}
     if wanted.json is not None and wanted.json is not False:
-        return {"json_schema": json_schema(wanted.json)}
+        return {"json_schema": json_schema(wanted.json, wanted.whitespace_pattern)}
     if wanted.regex is not None:
         return {"lark_grammar": regex(wanted.regex)}
     if wanted.choice is not None:
@@ -62,8 +79,30 @@ def _source(wanted: StructuredOutputsParams) -> dict[str, Any]:
     return {"lark_grammar": lark(wanted.grammar)}
 
 
-def json_schema(schema: str | dict[str, Any] | bool) -> dict[str, Any]:
-    """A schema whose answers are compact JSON."""
+def _structural(given: str | dict[str, Any], marks: Mapping[str, int]) -> list[dict[str, Any]]:
+    if isinstance(given, str):
+        _check_size(given)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the structural tag is not valid JSON ({error})") from None
+    if not isinstance(given, dict):
+        raise InvalidRequest("a structural tag must be an object")
+
+    def schema(given: Any) -> str:
+        return f"%json {json.dumps(json_schema(given))}"
+
+    tag = StructuralTag(marks, schema=schema, regex=_pattern, grammar=lark)
+    try:
+        source = tag.lark(given)
+    except RecursionError:
+        raise InvalidRequest("the structural tag is nested too deeply") from None
+    _check_size(source)
+    return [{"name": "answer", "lark_grammar": source}, *tag.parts]
+
+
+def json_schema(schema: str | dict[str, Any] | bool, whitespace: str | None = None) -> dict[str, Any]:
+    """A schema whose answers are compact JSON, or have space as a regular expression says."""
     if isinstance(schema, str):
         _check_size(schema)
         try:
@@ -78,11 +117,20 @@ def json_schema(schema: str | dict[str, Any] | bool) -> dict[str, Any]:
         _check_size(json.dumps(schema))
     except RecursionError:
         raise InvalidRequest("the JSON schema is nested too deeply") from None
-    return {**schema, "x-guidance": _JSON_OPTIONS}
+    options: dict[str, Any] = dict(_JSON_OPTIONS)
+    if whitespace is not None:
+        _check_size(whitespace)
+        options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+    return {**schema, "x-guidance": options}
 
 
 def regex(pattern: str) -> str:
-    """A grammar for what `pattern` matches as a whole. Anchors at its ends say what is so anyway."""
+    """A grammar for what `pattern` matches as a whole."""
+    return f"start: {_pattern(pattern)}"
+
+
+def _pattern(pattern: str) -> str:
+    """A regular expression in Lark's syntax. Anchors at its ends say what is so anyway."""
     from llguidance import regex_to_lark
 
     _check_size(pattern)
@@ -90,7 +138,7 @@ def regex(pattern: str) -> str:
     if (end := re.search(r"(\\*)\$\Z", pattern)) and len(end[1]) % 2 == 0:
         pattern = pattern[:-1]
     try:
-        return f"start: /{regex_to_lark(pattern, use_ascii='d')}/"
+        return f"/{regex_to_lark(pattern, use_ascii='d')}/"
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
 

@@ -53,6 +53,11 @@ Event: TypeAlias = Text | Thought | CallStart | Arguments
 class ToolParser(ABC):
     """Finds the calls in one answer."""
 
+    @property
+    def thinking(self) -> bool:
+        """The text so far ends within thoughts that this format marks itself."""
+        return False
+
     @abstractmethod
     def push(self, text: str) -> list[Event]:
         """Add text; return what it brings."""

@@ -60,6 +60,10 @@ class HarmonyParser(ToolParser):
         self._object: JsonObject | None = None
         self._begun = False
 
+    @property
+    def thinking(self) -> bool:
+        return self._head is None and self._kind == "analysis" and self._object is None
+
     def push(self, text: str) -> list[Event]:
         self._search.push(text)
         return merged(self._read(final=False))
