@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from tokentrail.checkpoints import Checkpoint, open_checkpoint
 from tokentrail.ops.native import NativeBackend
 from tokentrail.protocol import ModelFileError
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 ARCHITECTURES = {
     "mixtral": "llama",
     "mixtral-one-expert": "llama",
@@ -58,22 +56,6 @@ NAMES = {
 TOP_NAMES = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
 
 Quantize = Callable[[str, npt.NDArray[Any]], gguf.GGMLQuantizationType]
-
-
-@pytest.fixture(scope="module")
-def saved() -> dict[str, dict[str, Any]]:
-    return json.loads((GOLDEN / "mixtures.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def golden() -> dict[str, F32]:
-    with np.load(GOLDEN / "mixtures.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def backend() -> NativeBackend:
-    return NativeBackend(2)
 
 
 def folder_of(name: str, saved: dict[str, Any], path: Path) -> Checkpoint:

@@ -25,7 +25,7 @@ from tokentrail.checkpoints.quantized_layers import (
     fill_columns,
     grouped_blocks,
     half_scales,
-    stored_layers,
+    read_layers,
 )
 from tokentrail.checkpoints.safetensors import StoredTensor
 
@@ -37,13 +37,7 @@ _WORDS = ("qweight", "qzeros", "scales")
 def read_awq(stored: Mapping[str, StoredTensor], settings: Metadata) -> tuple[dict[str, Tensor], Set[str]]:
     """See `hf_quantized.QuantReader`."""
     group = _check(settings)
-    tensors: dict[str, Tensor] = {}
-    used: set[str] = set()
-    for layer in stored_layers(stored, _WORDS):
-        tensor = _tensor(layer, group)
-        tensors[tensor.name] = tensor
-        used |= {part.name for part in layer.parts.values()}
-    return tensors, used
+    return read_layers(stored, _WORDS, lambda layer: _tensor(layer, group))
 
 
 def _check(settings: Metadata) -> int:

@@ -37,7 +37,7 @@ from tokentrail.checkpoints.quantized_layers import (
     grouped_blocks,
     half_scales,
     pack_rows,
-    stored_layers,
+    read_layers,
     unpack_rows,
 )
 from tokentrail.checkpoints.safetensors import StoredTensor
@@ -71,21 +71,19 @@ def read_compressed_tensors(
 ) -> tuple[dict[str, Tensor], Set[str]]:
     """See `hf_quantized.QuantReader`."""
     schemes = _schemes(settings)
-    tensors: dict[str, Tensor] = {}
-    used = unused(stored)
-    for layer in stored_layers(stored, ("weight", *_PACKED)):
+
+    def read(layer: StoredLayer) -> Tensor | None:
         if layer.parts.keys() == {"weight"}:
-            continue  # not quantized
+            return None
         scheme = _scheme_of(layer.name, schemes, settings)
         if "weight" not in layer.parts:
-            tensor = _packed_tensor(layer, scheme)
-        elif scheme.kind == "float":
-            tensor = float8_tensor(layer, scheme.block)
-        else:
-            tensor = _int8_tensor(layer, scheme)
-        tensors[tensor.name] = tensor
-        used |= {part.name for part in layer.parts.values()}
-    return tensors, used
+            return _packed_tensor(layer, scheme)
+        if scheme.kind == "float":
+            return float8_tensor(layer, scheme.block)
+        return _int8_tensor(layer, scheme)
+
+    tensors, used = read_layers(stored, ("weight", *_PACKED), read)
+    return tensors, used | unused(stored)
 
 
 def _schemes(settings: Metadata) -> list[_Scheme]:

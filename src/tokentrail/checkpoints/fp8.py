@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tokentrail.checkpoints.errors import file_error, quoted
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Tensor
-from tokentrail.checkpoints.quantized_layers import F32, FLOATS, U8, StoredLayer, fail, floats, stored_layers
+from tokentrail.checkpoints.quantized_layers import F32, FLOATS, U8, StoredLayer, fail, floats, read_layers
 from tokentrail.checkpoints.safetensors import StoredTensor
 
 SCALE_WORDS = ("weight_scale_inv", "weight_scale")
@@ -33,15 +33,14 @@ def read_fp8(stored: Mapping[str, StoredTensor], settings: Metadata) -> tuple[di
         problem = f"has 8-bit floats of the kind {quoted(kind)}"
         raise file_error(settings.path, problem, "Models with fmt e4m3 work, or the unquantized model.")
     block = block_shape(settings, "weight_block_size")
-    tensors: dict[str, Tensor] = {}
-    used = unused(stored)
-    for layer in stored_layers(stored, ("weight", *SCALE_WORDS)):
+
+    def read(layer: StoredLayer) -> Tensor | None:
         if layer.parts.keys() == {"weight"} and not layer.parts["weight"].dtype.startswith("F8"):
-            continue
-        tensor = float8_tensor(layer, block)
-        tensors[tensor.name] = tensor
-        used |= {part.name for part in layer.parts.values()}
-    return tensors, used
+            return None
+        return float8_tensor(layer, block)
+
+    tensors, used = read_layers(stored, ("weight", *SCALE_WORDS), read)
+    return tensors, used | unused(stored)
 
 
 def unused(stored: Mapping[str, StoredTensor]) -> set[str]:

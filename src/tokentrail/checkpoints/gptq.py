@@ -34,7 +34,7 @@ from tokentrail.checkpoints.quantized_layers import (
     grouped_blocks,
     half_scales,
     pack_rows,
-    stored_layers,
+    read_layers,
     unpack_rows,
 )
 from tokentrail.checkpoints.safetensors import StoredTensor
@@ -45,13 +45,7 @@ _WORDS = ("qweight", "qzeros", "scales", "g_idx")
 def read_gptq(stored: Mapping[str, StoredTensor], settings: Metadata) -> tuple[dict[str, Tensor], Set[str]]:
     """See `hf_quantized.QuantReader`."""
     less_one = _check(settings)
-    tensors: dict[str, Tensor] = {}
-    used: set[str] = set()
-    for layer in stored_layers(stored, _WORDS):
-        tensor = _tensor(layer, settings, less_one)
-        tensors[tensor.name] = tensor
-        used |= {part.name for part in layer.parts.values()}
-    return tensors, used
+    return read_layers(stored, _WORDS, lambda layer: _tensor(layer, settings, less_one))
 
 
 def _check(settings: Metadata) -> bool:

@@ -87,6 +87,22 @@ def stored_layers(stored: Mapping[str, StoredTensor], words: Sequence[str]) -> I
         yield StoredLayer(name, parts)
 
 
+def read_layers(
+    stored: Mapping[str, StoredTensor], words: Sequence[str], read: Callable[[StoredLayer], Tensor | None]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """What `hf_quantized.QuantReader` gives, of every layer that has one of `words`; `read` gives None for a layer that
+    is not quantized.
+    """
+    tensors: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for layer in stored_layers(stored, words):
+        tensor = read(layer)
+        if tensor is not None:
+            tensors[tensor.name] = tensor
+            used |= {part.name for part in layer.parts.values()}
+    return tensors, used
+
+
 def floats(tensor: StoredTensor) -> F32:
     """Values of a tensor in F16, BF16, F32 or F8_E8M0, of its shape. They must be numbers."""
     if tensor.dtype == "BF16":
