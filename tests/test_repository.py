@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from tokentrail import __version__
+from tokentrail.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,21 +83,24 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_documented_flags_exist() -> None:
     """Each `--flag` of a `tokentrail` command shown in the documents is in that command's help."""
-    helps: dict[str, str] = {}
+    flags = flags_by_command()
     for path in DOCUMENTS:
         for block in code_blocks(path.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
                 for command, rest in re.findall(r"\btokentrail ((?:bench )?[a-z]+)\b([^|&;]*)", line):
                     for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
-                        assert flag in helps.setdefault(command, help_of(command)), f"{path.name}: {line}"
+                        assert flag in flags[command], f"{path.name}: {line}"
 
 
-def help_of(command: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-m", "tokentrail", *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return result.stdout
+def flags_by_command() -> dict[str, set[str]]:
+    """Command, such as `bench serve` → its flags."""
+    found: dict[str, set[str]] = {}
+
+    def collect(command: Any, name: str) -> None:
+        options = (parameter for parameter in command.params if parameter.param_type_name == "option")
+        found[name] = {"--help", *(flag for o in options for flag in (*o.opts, *o.secondary_opts))}
+        for child, below in getattr(command, "commands", {}).items():
+            collect(below, f"{name} {child}".strip())
+
+    collect(typer.main.get_command(app), "")
+    return found

@@ -18,6 +18,7 @@ from command_line import Run, program
 from tokentrail.cli.bench import serve as bench_serve
 from tokentrail.cli.bench.report import Summary, quantile, random_token_ids
 from tokentrail.cli.bench.serve import LoadOptions, make_bodies
+from tokentrail.ops.native.machine import PEAKS, MachineProbe
 
 
 class TimedServer:
@@ -288,9 +289,14 @@ def test_latency_of_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("demo_path")
-def test_roofline_counts_what_a_step_must_do(tmp_path: Path) -> None:
+def test_roofline_counts_what_a_step_must_do(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rates are measured by test_machine.py; here they would take most of the time.
+    monkeypatch.setattr(MachineProbe, "bandwidth", lambda self: 1e10)
+    monkeypatch.setattr(MachineProbe, "macs", lambda self: dict.fromkeys(PEAKS, 1e11))
     output = tmp_path / "result.json"
-    outcome = program(
+    outcome = run(
         "bench", "roofline", "--batch-sizes", "1,2", "--context", "20", "--prefill", "32", "--seconds", "0",
         "--threads", "1", "-o", str(output),
     )  # fmt: skip

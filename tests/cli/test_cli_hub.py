@@ -33,6 +33,4 @@ def test_generate_by_name(tmp_path: Path, demo_path: Path) -> None:
         assert refused.code == 1
         assert refused.out == ""
         assert "holds 2 GGUF files: Q4_K_M, Q8_0" in refused.err.splitlines()[-1]
-        assert "is neither a file or folder here" in ask("org/Nothing").err.splitlines()[-1]
         assert "has no revision 'v9'" in ask("org/SmolLM2-GGUF:Q8_0", "--revision", "v9").err.splitlines()[-1]
-        assert "'github' is not one of huggingface or modelscope" in ask("org/Nothing", "--hub", "github").err

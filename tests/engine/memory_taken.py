@@ -46,7 +46,7 @@ def batch(sequences: int, tokens: int, blocks: int, position: int) -> Batch:
 
 
 def main() -> None:
-    config = EngineConfig(model=sys.argv[1], kv_cache_memory=96 << 20, max_model_len=4096, threads=2)
+    config = EngineConfig(model=sys.argv[1], kv_cache_memory=48 << 20, max_model_len=2048, threads=2)
     checkpoint = open_checkpoint(sys.argv[1])
     estimate = estimate_memory(checkpoint, open_backend(config), config)
     before = pss()
