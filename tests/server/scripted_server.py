@@ -52,9 +52,9 @@ class ScriptedServer:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         journeys = JourneyStore(self.config.trail_size, keep_text=self.config.trail_text)
         self.state = ServerState(self.config, journeys, Metrics(MODEL))
+        self.web = _web_server(self.state)
         if self._ready:
             self.open()
-        self.web = _web_server(self.state)
         serving = asyncio.ensure_future(self.web.serve(sockets=[listener]))
         self._started.set()
         await serving
@@ -67,6 +67,8 @@ class ScriptedServer:
             journeys=self.state.journeys,
             metrics=self.state.metrics,
         )
+        for work in self.state.background:
+            work.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the server's loop."""
@@ -74,6 +76,8 @@ class ScriptedServer:
 
     def close(self) -> None:
         self.http.close()
+        for work in self.state.background:
+            self.call(work.stop())
         self.web.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()

@@ -97,6 +97,32 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = None
+    files_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--files-dir",
+            file_okay=False,
+            metavar="DIR",
+            help="Folder for /v1/files and /v1/batches, made if it is not there. Without it there are none.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    max_file_size: Annotated[
+        int,
+        typer.Option(
+            "--max-file-size", min=1, metavar="MIB", help="Of an uploaded file.", rich_help_panel=API
+        ),
+    ] = 200
+    batch_concurrency: Annotated[
+        int,
+        typer.Option(
+            "--batch-concurrency",
+            min=1,
+            metavar="N",
+            help="Requests of batches that run at a time; others go before them.",
+            rich_help_panel=API,
+        ),
+    ] = 8
     trail_text: Annotated[
         bool,
         typer.Option(
@@ -366,6 +392,9 @@ def serve(
         ssl_ca_certs=server.ssl_ca_certs,
         ssl_cert_reqs=server.ssl_cert_reqs,
         shutdown_timeout=server.shutdown_timeout,
+        files_dir=None if server.files_dir is None else str(server.files_dir),
+        max_file_bytes=server.max_file_size << 20,
+        batch_concurrency=server.batch_concurrency,
         log_level=server.log_level,
         log_requests=server.log_requests,
     )

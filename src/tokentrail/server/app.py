@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tokentrail import __version__
 from tokentrail.protocol import InvalidRequest, TokentrailError
-from tokentrail.server import tokenizing
+from tokentrail.server import batches, tokenizing
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
@@ -42,6 +42,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(anthropic.create_router(state))  # before OpenAI's: some paths are the same
     app.include_router(create_router(state))
     app.include_router(tokenizing.create_router(state))
+    app.include_router(batches.create_router(app, state))
     shapes = _add_dialects(app, state)
     app.include_router(_operations(state))
     app.include_router(_journeys(state))

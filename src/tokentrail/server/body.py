@@ -36,6 +36,23 @@ async def read_body(request: Request, limit: int, *, any_type: bool = False) -> 
         raise HTTPError(408, "The body took too long to arrive.", type="invalid_request_error") from None
 
 
+def refuse_foreign_pages(request: Request) -> None:
+    """Of what a web page may send without asking (forms, empty bodies), take only what no foreign page can have sent:
+    what carries a key in a header, or comes from a program, or from our own pages.
+    """
+    headers = request.headers
+    if {"authorization", "x-api-key"} & set(headers) or _of_a_program(request):
+        return
+    if headers.get("sec-fetch-site") in ("same-origin", "none"):
+        return
+    raise HTTPError(
+        403,
+        "A web page of another origin may not send this without a key in the Authorization header.",
+        type="invalid_request_error",
+        code="foreign_origin",
+    )
+
+
 def _of_a_program(request: Request) -> bool:
     """Not of a web page: with those, browsers say where the page is from."""
     return not ({"origin", "sec-fetch-site"} & set(request.headers))

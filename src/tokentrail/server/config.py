@@ -51,6 +51,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names in the `Host` header that are answered for; empty: see `server.hosts`."""
     max_body_bytes: int = 16 * 1024 * 1024
     """Larger request bodies get 413."""
+    files_dir: str | None = None
+    """Folder of uploaded files and batches; None: there are none."""
+    max_file_bytes: int = 200 * 1024 * 1024
+    """Larger uploads get 413."""
+    batch_concurrency: int = 8
+    """Requests of batches that run at a time."""
     max_connections: int | None = None
     """Open connections at most. Beyond them those that rest are closed, the longest first, and where none rests, new
     ones are refused with 503. None: what the limit on open files leaves room for."""

@@ -125,8 +125,10 @@ class Gate:
                 status = message["status"]
             await send(message)
 
+        # A batch's request, which this very process asks. (What comes from outside has no state of its own.)
+        inside = "tenant" in state
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in OPEN_PATHS and not inside:
                 self.hosts.check(host)
                 state["tenant"] = self.keys.tenant(authorization)
             await self.app(scope, receive, counted)
@@ -146,7 +148,8 @@ class Gate:
             problem = state.get("problem")
             if self.log_requests and isinstance(problem, TokentrailError):
                 log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
-            self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
+            if not inside:
+                self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
 
     def _shape(self, path: str) -> Shape:
         if (shape := self.shapes.get(path)) is not None:

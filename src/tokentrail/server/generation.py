@@ -168,7 +168,7 @@ class Generation(Response):
             truncate_prompt_tokens=question.truncate_prompt_tokens,
             request_id=self._client_id,
             tenant=self._request.state.tenant,
-            priority=question.priority,
+            priority=question.priority + getattr(self._request.state, "priority", 0),
             # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
             salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
             received=received,

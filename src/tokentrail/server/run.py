@@ -183,6 +183,8 @@ class Server:
         names = [card.id for card in backend.models()]
         state.metrics.model_name = names[0]
         state.backend = backend
+        for work in state.background:
+            work.start()
         # What has been made so far stays; the collector need not look through it again and again.
         gc.freeze()
         self.ready.set()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
@@ -29,6 +29,12 @@ class ClientGone(HTTPError):
         super().__init__(CLIENT_GONE, message, type="server_error", code="client_gone")
 
 
+class Background(Protocol):
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class ServerState:
     """Everything a route needs. `backend` is None until the model is loaded."""
 
@@ -38,6 +44,8 @@ class ServerState:
         self.metrics = metrics
         self.backend: Backend | None = None
         self.draining = False
+        self.background: list[Background] = []
+        """What works beside requests, from the moment that they are taken until the server drains."""
         self.active: set[Guard] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -74,6 +82,8 @@ class ServerState:
     async def drain(self, timeout: float) -> None:
         """Take no more requests, let those that run finish within `timeout` seconds, then end them."""
         self.draining = True
+        for work in self.background:
+            await work.stop()
         if self.active:
             count = len(self.active)
             answers = f"{count} answer{'s' * (count != 1)}"

@@ -134,7 +134,7 @@ async def _answer(state: ServerState, request: Request, body: EmbeddingsRequest)
             truncate_tokens=body.truncate_prompt_tokens,
             request_id=caller.client_request_id,
             tenant=caller.tenant,
-            priority=body.priority or 0,
+            priority=(body.priority or 0) + getattr(caller, "priority", 0),
             salt=":".join(filter(None, (caller.tenant, body.cache_salt))),
             received=caller.received,
         )
