@@ -19,7 +19,7 @@ from tokentrail.answer.types import (
     TokenText,
     Usage,
 )
-from tokentrail.protocol import EngineStats
+from tokentrail.protocol import EngineStats, SamplingParams
 
 
 class Answer(Protocol):
@@ -35,6 +35,8 @@ class Answer(Protocol):
     """Of each prompt."""
     usage: Usage
     """Grows while the answer is iterated; `prompt_tokens` is final from the start."""
+    sampling: SamplingParams
+    """As it is used: with what its request left to others, but for `seed` and `max_tokens`."""
     timing: Timing
     """Grows like `usage`."""
     num_choices: int

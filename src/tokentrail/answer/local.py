@@ -146,6 +146,7 @@ class LocalBackend:
             eos_token=tokens["eos_token"],
             calls_tools=parts.template.takes_tools or parts.formats.tools is not None,
             thinks=parts.formats.reasoning is not None,
+            defaults=parts.defaults,
         )
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -251,6 +252,7 @@ class LocalAnswer:
         self.prompt_token_ids = admission.prompt_token_ids
         self.usage = admission.usage
         self.timing = admission.timing
+        self.sampling = admission.request.sampling
         self.num_choices = len(admission.sequences)
         self._engine = engine
         self._admission = admission

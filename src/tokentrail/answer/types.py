@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tokentrail.protocol import DeadlineExceeded, SamplingParams
+from tokentrail.protocol import DeadlineExceeded, SamplingDefaults, SamplingParams
 
 # --- the question ----------------------------------------------------------------------------------
 
@@ -252,3 +252,5 @@ class ModelDetails(msgspec.Struct, kw_only=True):
     """Its chat template knows tools."""
     thinks: bool
     """It marks thoughts, which are told apart from its answers."""
+    defaults: SamplingDefaults
+    """How it draws unless a request says."""

@@ -139,6 +139,14 @@ class ServerOptions:
         bool,
         typer.Option("--ollama-api/--no-ollama-api", help="Speak Ollama's API too.", rich_help_panel=API),
     ] = True
+    llama_cpp_api: Annotated[
+        bool,
+        typer.Option(
+            "--llama-cpp-api/--no-llama-cpp-api",
+            help="Speak the API of llama.cpp's server too.",
+            rich_help_panel=API,
+        ),
+    ] = True
     tgi_api: Annotated[
         bool,
         typer.Option(
@@ -379,6 +387,7 @@ def serve(
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         ollama_api=server.ollama_api,
+        llama_cpp_api=server.llama_cpp_api,
         tgi_api=server.tgi_api,
         allowed_origins=_words(server.allowed_origins),
         allowed_methods=_words(server.allowed_methods) or ("*",),

@@ -79,6 +79,11 @@ def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:
 
         app.include_router(ollama.create_router(state))
         shapes["/api/"] = ollama.shape
+    if state.config.llama_cpp_api:
+        from tokentrail.server.llama_cpp import completion, routes
+
+        app.include_router(routes.create_router(state))
+        shapes |= dict.fromkeys(routes.PATHS, completion.shape)
     if state.config.tgi_api:
         from tokentrail.server import tgi
 

@@ -40,8 +40,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Finished journeys kept."""
     ollama_api: bool = True
     """Speak Ollama's API too."""
+    llama_cpp_api: bool = True
+    """And that of llama.cpp's server …"""
     tgi_api: bool = True
-    """And that of Hugging Face's Text Generation Inference."""
+    """… and of Hugging Face's Text Generation Inference."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); empty: none, `*`: any."""
     allowed_methods: tuple[str, ...] = ("*",)

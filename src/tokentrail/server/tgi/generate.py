@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tokentrail.answer import Answer, Choice, Chunk, TextPrompt, TokenLogprob, TokensPrompt, TokenText
 from tokentrail.server.errors import error_json
 from tokentrail.server.generation import Question
-from tokentrail.server.openai.chat import finite
+from tokentrail.server.openai.scores import finite
 from tokentrail.server.sse import MEDIA_TYPE, event, raw_event
 from tokentrail.server.tgi.errors import shape
 from tokentrail.server.tgi.requests import GenerateRequest, Parameters

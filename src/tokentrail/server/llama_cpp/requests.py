@@ -1,0 +1,124 @@
+"""Request bodies, as the documentation of llama.cpp's server describes them (tools/server/README.md of its repository).
+
+Types are strict. Known fields that this server cannot honour are refused, each with its reason; unknown ones are
+ignored, and logged once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.server.llama_cpp.options import SamplingOptions
+from tokentrail.server.openai.requests import ChatCompletionRequest
+from tokentrail.server.schemas import List
+
+
+class PromptObject(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    prompt_string: str
+    multimodal_data: List[Any] | None = None
+    """Refused: the model reads text only."""
+
+
+class CompletionRequest(SamplingOptions):
+    """`POST /completion`."""
+
+    prompt: str | PromptObject | List[int | str | PromptObject | List[int | str]] | None = None
+    """A text; token ids, with texts among them or not; or a list of such."""
+    n_predict: int | None = None
+    """Tokens to generate at most; below 0: all the context has room for; 0: none, the prompt is only read."""
+    max_tokens: int | None = None
+    """The same."""
+    n_cmpl: int | None = None
+    """Answers to each prompt."""
+    n: int | None = None
+    """The same."""
+    stream: bool | None = None
+    grammar: str | None = None
+    """GBNF."""
+    json_schema: dict[str, Any] | bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: List[List[int | float | str | bool]] | dict[str, float | bool] | None = None
+    """Pairs of a token id or a text and what is added to its logits; false: never."""
+    n_probs: int | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: List[str] | None = None
+    """Only these fields of the response; `a/b` is the field b of a."""
+    model: str | None = None
+    """A served name or that of a LoRA adapter; none: the model itself."""
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        **SamplingOptions.UNSUPPORTED,
+        "t_max_predict_ms": "use n_predict.",
+        "n_indent": "use a grammar.",
+        "post_sampling_probs": "log-probabilities are those before sampling.",
+        "lora": "ask for an adapter by its name, as model.",
+        "image_data": "the model reads text only.",
+    }
+    HARMLESS: ClassVar[frozenset[str]] = SamplingOptions.HARMLESS | {
+        # How a prompt is kept and found again: here always, and without an effect on answers.
+        "cache_prompt",
+        "id_slot",
+        "slot_id",
+        "n_keep",
+        "n_discard",
+        "n_cache_reuse",
+        # The order is ours, and no sampler is on unless its parameter is.
+        "samplers",
+        "min_keep",
+        "return_progress",
+        "sse_ping_interval",
+        "backend_sampling",
+        "preserved_tokens",
+        "grammar_lazy",
+        "grammar_triggers",
+        "speculative.n_max",
+        "speculative.n_min",
+        "speculative.p_min",
+        "user",
+    }
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.n_predict is None else self.n_predict
+
+    @property
+    def only_reads(self) -> bool:
+        """Nothing is generated."""
+        return self.limit == 0
+
+    @classmethod
+    def names(cls) -> dict[str, str]:
+        return {**super().names(), "logprobs": "n_probs", "max_tokens": "n_predict"}
+
+    def params(self, logit_bias: dict[int, float]) -> SamplingParams:
+        """Not validated. Raises `InvalidRequest`."""
+        given = {"n": n} if (n := self.n_cmpl or self.n) is not None else {}
+        return self.sampling(
+            max_tokens=0 if self.only_reads else None,
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=self.n_probs or None,
+            logit_bias=logit_bias,
+            structured_outputs=self._form(),
+            **given,
+        )
+
+    def _form(self) -> StructuredOutputsParams | None:
+        if self.grammar and self.json_schema is not None:
+            raise InvalidRequest("An answer can have one form only, but grammar and json_schema are given.")
+        if self.grammar:
+            return StructuredOutputsParams(grammar=self.grammar, field="grammar")
+        if self.json_schema is not None:
+            return StructuredOutputsParams(json=self.json_schema, field="json_schema")
+        return None
+
+
+class ApplyTemplateRequest(ChatCompletionRequest):
+    """`POST /apply-template`: messages as for /v1/chat/completions."""
+
+    model: str = ""

@@ -1,0 +1,114 @@
+"""The routes of the dialect of llama.cpp's server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail import __version__
+from tokentrail.answer import Backend
+from tokentrail.protocol import DEFAULTED, SamplingParams
+from tokentrail.server.errors import model_not_found, unavailable
+from tokentrail.server.generation import Generation
+from tokentrail.server.llama_cpp.completion import CompletionDialect, settings
+from tokentrail.server.llama_cpp.prompts import logit_bias_of, prompts_of, several
+from tokentrail.server.llama_cpp.requests import ApplyTemplateRequest, CompletionRequest
+from tokentrail.server.openai.chat import prompt_of
+from tokentrail.server.schemas import Model, json_body, json_response, read_json
+from tokentrail.server.state import ServerState
+
+PATHS = ("/completion", "/apply-template", "/props", "/slots")
+
+
+def create_router(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["llama.cpp"])
+
+    async def read(request: Request, model: type[Model]) -> Model:
+        return await read_json(request, model, state.config.max_body_bytes, any_type=True)
+
+    async def completion(request: Request) -> Response:
+        """Continue a text, tokens, or several of them; with `stream`, as server-sent events."""
+        body = await read(request, CompletionRequest)
+        backend = state.ready_backend()
+        model = _model(backend, body.model)
+        # Long texts take a while, which must not hold up streams.
+        loop = asyncio.get_running_loop()
+        prompts, bias = await loop.run_in_executor(
+            None, lambda: (prompts_of(body, backend), logit_bias_of(body, backend))
+        )
+        dialect = CompletionDialect(body, model, prompts, bias, backend, listed=several(body))
+        return Generation(state, request, dialect)
+
+    schema = json_body(CompletionRequest)
+    router.add_api_route("/completion", completion, methods=["POST"], openapi_extra=schema)
+    router.add_api_route("/completions", completion, methods=["POST"], include_in_schema=False)
+
+    @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest))
+    async def apply_template(request: Request) -> Response:
+        """What the chat template makes of a conversation."""
+        body = await read(request, ApplyTemplateRequest)
+        backend = state.ready_backend()
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(None, lambda: backend.render(prompt_of(body)))
+        return json_response({"prompt": text})
+
+    @router.get("/props")
+    async def props() -> Response:
+        """What the server has, and how it draws unless a request says."""
+        backend = state.ready_backend()
+        card = backend.models()[0]
+        details = backend.details(card.id)
+        drawn = details.defaults.fill(SamplingParams(), DEFAULTED)
+        return json_response(
+            {
+                "default_generation_settings": {
+                    "id": 0,
+                    "id_task": -1,
+                    "n_ctx": card.max_model_len,
+                    "speculative": False,
+                    "is_processing": False,
+                    "params": settings(drawn, card.max_model_len),
+                    "prompt": "",
+                },
+                "total_slots": details.max_sequences,
+                "model_alias": card.id,
+                "model_path": details.file,
+                "chat_template": details.chat_template or "",
+                "chat_template_caps": {"supports_tools": details.calls_tools},
+                "bos_token": details.bos_token or "",
+                "eos_token": details.eos_token or "",
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"tokentrail-{__version__}",
+                "is_sleeping": False,
+            }
+        )
+
+    @router.get("/slots")
+    async def slots(fail_on_no_slot: str = "") -> Response:
+        """Places for answers, and which are taken. With `fail_on_no_slot=1`: 503 if all are."""
+        backend = state.ready_backend()
+        card = backend.models()[0]
+        count, running = backend.details(card.id).max_sequences, backend.stats.running
+        if fail_on_no_slot and running >= count:
+            raise unavailable("no slot available", "no_slot")
+        return json_response([_slot(id, card.max_model_len, taken=id < running) for id in range(count)])
+
+    return router
+
+
+def _slot(id: int, context: int, *, taken: bool) -> dict[str, Any]:
+    """Without what is asked or answered: it is somebody's."""
+    return {"id": id, "n_ctx": context, "speculative": False, "is_processing": taken}
+
+
+def _model(backend: Backend, name: str | None) -> str:
+    cards = backend.models()
+    if not name:
+        return cards[0].id
+    if all(card.id != name for card in cards):
+        raise model_not_found(name)
+    return name
