@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -13,7 +14,9 @@ from scripted_engine import logprob
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
 from tokentrail.answer import TextPrompt
+from tokentrail.answer.parts import TextParts
 from tokentrail.protocol import Overloaded, TokentrailError
+from tokentrail.text import Infill
 
 
 def complete(server: ScriptedServer, prompt: Any = "Hi", **body: Any) -> Any:
@@ -199,6 +202,38 @@ def test_templates(server: ScriptedServer) -> None:
     prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
     assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert server.post("/apply-template", {"messages": []}).status_code == 400
+
+
+def test_filling_in_the_middle(text_parts: TextParts, server: ScriptedServer) -> None:
+    refused = server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, 400)
+    parts = dataclasses.replace(text_parts, infill=Infill(prefix=4, suffix=5, middle=6))
+    coder = ScriptedServer(parts, {}, {}, True)
+    try:
+        extra = [{"filename": "a.py", "text": "import b"}]
+        body = {"input_prefix": "def f(", "input_suffix": "):", "prompt": "x", "input_extra": extra}
+        answer = coder.post("/infill", {**body, "samplers": ["top_k"], "t_max_predict_ms": 0}).json()
+        assert answer["content"] == TEXT
+        encode = text_parts.tokenizer.encode
+        prompt = [4, *encode("a.py\nimport b\ndef f(x"), 5, *encode("):"), 6]
+        assert coder.engine.requests[-1].prompt == prompt
+        events = coder.post("/infill", {**body, "stream": True}).text.split("\n\n")[:-1]
+        assert "".join(json.loads(event[6:])["content"] for event in events) == TEXT
+    finally:
+        coder.close()
+
+
+def test_embeddings(server: ScriptedServer) -> None:
+    openai = server.client().embeddings.create(model=MODEL, input="Hello").data[0].embedding
+    assert server.post("/embedding", {"content": "Hello"}).json() == [{"index": 0, "embedding": [openai]}]
+    several = server.post("/embeddings", {"input": ["Hello", [5, 6]]}).json()
+    assert [one["index"] for one in several] == [0, 1]
+    raw = server.post("/embedding", {"content": "Hello", "embd_normalize": -1}).json()[0]["embedding"][0]
+    assert len(raw) == len(openai)
+    for body, words in (({}, "provide content"), ({"content": "a", "embd_normalize": 1}, "embd_normalize")):
+        response = server.post("/embedding", body)
+        assert response.status_code == 400
+        assert words in response.json()["error"]["message"]
 
 
 def test_props_and_slots(make_server: MakeServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
+from tokentrail.answer.parts import TextParts
 from tokentrail.protocol import Overloaded, TokentrailError
+from tokentrail.text import Infill
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LATEST = f"{MODEL}:latest"
@@ -223,6 +226,40 @@ def test_asking_nothing_loads_the_model(client: ollama.Client, server: ScriptedS
     assert client.generate(MODEL, keep_alive=0).done
     assert next(iter(client.chat(MODEL, stream=True))).done
     assert len(server.engine.requests) == before
+
+
+def test_embeddings(client: ollama.Client, server: ScriptedServer) -> None:
+    one = client.embed(LATEST, "Hello")
+    assert one.model == LATEST
+    assert one.prompt_eval_count == 1
+    several = client.embed(MODEL, ["Hello", "世界"], dimensions=3)
+    assert [len(vector) for vector in several.embeddings] == [3, 3]
+    openai = server.client().embeddings.create(model=MODEL, input="Hello").data[0].embedding
+    assert list(one.embeddings[0]) == openai
+    raw = client.embeddings(MODEL, "Hello").embedding
+    assert len(raw) == len(openai)
+    pooling = server.engine.requests[-1].pooling
+    assert pooling is not None
+    assert not pooling.normalize
+    assert client.embed(MODEL, []).embeddings == []
+    assert client.embeddings(MODEL, "").embedding == []
+    long = "Hello " * 600
+    assert len(client.embed(MODEL, long).embeddings) == 1
+    with pytest.raises(ollama.ResponseError, match="maximum context length"):
+        client.embed(MODEL, long, truncate=False)
+
+
+def test_filling_in_the_middle(text_parts: TextParts) -> None:
+    parts = dataclasses.replace(text_parts, infill=Infill(prefix=4, suffix=5, middle=6))
+    server = ScriptedServer(parts, {}, {}, True)
+    try:
+        client = ollama.Client(server.url)
+        assert client.generate(MODEL, "def f(", suffix="):").response == TEXT
+        encode = text_parts.tokenizer.encode
+        assert server.engine.requests[-1].prompt == [4, *encode("def f("), 5, *encode("):"), 6]
+        assert "insert" in (client.show(MODEL).capabilities or ())
+    finally:
+        server.close()
 
 
 def test_models(client: ollama.Client, server: ScriptedServer) -> None:

@@ -145,6 +145,7 @@ class LocalBackend:
             bos_token=tokens["bos_token"],
             eos_token=tokens["eos_token"],
             calls_tools=parts.template.takes_tools or parts.formats.tools is not None,
+            infills=parts.infill is not None,
             thinks=parts.formats.reasoning is not None,
             defaults=parts.defaults,
         )

@@ -250,6 +250,8 @@ class ModelDetails(msgspec.Struct, kw_only=True):
     eos_token: str | None
     calls_tools: bool
     """Its chat template knows tools."""
+    infills: bool
+    """It can fill in the middle of a text."""
     thinks: bool
     """It marks thoughts, which are told apart from its answers."""
     defaults: SamplingDefaults

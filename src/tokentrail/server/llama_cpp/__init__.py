@@ -1,3 +1,3 @@
-"""The dialect of llama.cpp's server: /completion, /props, /slots, /apply-template. Its names for how tokens are sampled
-(`options`) are Ollama's too.
+"""The dialect of llama.cpp's server: /completion, /infill, /props, /slots, /embedding and others. Its names for how
+tokens are sampled (`options`) are Ollama's too.
 """

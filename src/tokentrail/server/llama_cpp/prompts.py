@@ -13,31 +13,28 @@ _NEVER = -100.0
 """What is added to the logit of a token that must not come."""
 
 
-def prompts_of(body: CompletionRequest, backend: Backend) -> list[Prompt]:
-    """Safe in another thread. Raises `InvalidRequest`."""
-    given: Any = body.prompt
+def prompts_of(given: Any, backend: Backend, field: str = "prompt", choices: int = 1) -> list[Prompt]:
+    """`choices`: answers to each. Safe in another thread. Raises `InvalidRequest`."""
     if given is None:
-        raise InvalidRequest("You must provide prompt.", param="prompt")
+        raise InvalidRequest(f"You must provide {field}.", param=field)
     if not isinstance(given, list):
-        return [_prompt(given, backend, "prompt")]
+        return [_prompt(given, backend, field)]
     if not given:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
+        raise InvalidRequest(f"{field} must not be an empty list.", param=field)
     if any(isinstance(one, int) for one in given):
-        return [_prompt(given, backend, "prompt")]
-    choices = len(given) * (body.n_cmpl or body.n or 1)
-    if choices > _MOST_CHOICES:
+        return [_prompt(given, backend, field)]
+    if len(given) * choices > _MOST_CHOICES:
         raise InvalidRequest(
-            f"prompt asks for {choices} answers; at most {_MOST_CHOICES} are given at once.", param="prompt"
+            f"{field} asks for {len(given) * choices} answers; at most {_MOST_CHOICES} are given at once.",
+            param=field,
         )
-    return [_prompt(one, backend, f"prompt[{at}]") for at, one in enumerate(given)]
+    return [_prompt(one, backend, f"{field}[{at}]") for at, one in enumerate(given)]
 
 
 def several(body: CompletionRequest) -> bool:
     """Whether the answers are a list."""
     given = body.prompt
-    return (body.n_cmpl or body.n or 1) > 1 or (
-        isinstance(given, list) and not any(isinstance(one, int) for one in given)
-    )
+    return body.choices > 1 or (isinstance(given, list) and not any(isinstance(one, int) for one in given))
 
 
 def _prompt(given: Any, backend: Backend, field: str) -> Prompt:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from tokentrail.answer import InfillPrompt
 from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.llama_cpp.options import SamplingOptions
 from tokentrail.server.openai.requests import ChatCompletionRequest
@@ -88,24 +89,28 @@ class CompletionRequest(SamplingOptions):
         return self.max_tokens if self.n_predict is None else self.n_predict
 
     @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n_cmpl or self.n or 1
+
+    @property
     def only_reads(self) -> bool:
         """Nothing is generated."""
         return self.limit == 0
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        return {**super().names(), "logprobs": "n_probs", "max_tokens": "n_predict"}
+        return {**super().names(), "logprobs": "n_probs", "n": "n_cmpl", "max_tokens": "n_predict"}
 
     def params(self, logit_bias: dict[int, float]) -> SamplingParams:
         """Not validated. Raises `InvalidRequest`."""
-        given = {"n": n} if (n := self.n_cmpl or self.n) is not None else {}
         return self.sampling(
             max_tokens=0 if self.only_reads else None,
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.n_probs or None,
             logit_bias=logit_bias,
             structured_outputs=self._form(),
-            **given,
+            n=self.choices,
         )
 
     def _form(self) -> StructuredOutputsParams | None:
@@ -116,6 +121,51 @@ class CompletionRequest(SamplingOptions):
         if self.json_schema is not None:
             return StructuredOutputsParams(json=self.json_schema, field="json_schema")
         return None
+
+
+class ExtraText(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    filename: str = ""
+    text: str
+
+
+class InfillRequest(CompletionRequest):
+    """`POST /infill`."""
+
+    prompt: str | None = None
+    """More of what stands before the answer."""
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: List[ExtraText] | None = None
+    """Other texts to be read before."""
+
+    @property
+    def infill(self) -> InfillPrompt:
+        extra = [f"{one.filename}\n{one.text}\n" for one in self.input_extra or ()]
+        return InfillPrompt(
+            "".join((*extra, self.input_prefix or "", self.prompt or "")), self.input_suffix or ""
+        )
+
+
+class EmbeddingRequest(BaseModel):
+    """`POST /embedding`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    content: str | PromptObject | List[int | str | PromptObject | List[int | str]] | None = None
+    input: str | PromptObject | List[int | str | PromptObject | List[int | str]] | None = None
+    """The same."""
+    embd_normalize: int = 2
+    """2: vectors of length 1; -1: as the model makes them."""
+    model: str | None = None
+
+    def check(self) -> None:
+        if self.embd_normalize not in (2, -1):
+            raise InvalidRequest(
+                f"embd_normalize must be 2 (vectors of length 1) or -1 (none), not {self.embd_normalize}.",
+                param="embd_normalize",
+            )
 
 
 class ApplyTemplateRequest(ChatCompletionRequest):

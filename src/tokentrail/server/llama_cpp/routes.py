@@ -11,17 +11,23 @@ from starlette.responses import Response
 
 from tokentrail import __version__
 from tokentrail.answer import Backend
-from tokentrail.protocol import DEFAULTED, SamplingParams
+from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams
+from tokentrail.server.embedding import as_numbers, embed
 from tokentrail.server.errors import model_not_found, unavailable
 from tokentrail.server.generation import Generation
 from tokentrail.server.llama_cpp.completion import CompletionDialect, settings
 from tokentrail.server.llama_cpp.prompts import logit_bias_of, prompts_of, several
-from tokentrail.server.llama_cpp.requests import ApplyTemplateRequest, CompletionRequest
+from tokentrail.server.llama_cpp.requests import (
+    ApplyTemplateRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    InfillRequest,
+)
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.schemas import Model, json_body, json_response, read_json
 from tokentrail.server.state import ServerState
 
-PATHS = ("/completion", "/apply-template", "/props", "/slots")
+PATHS = ("/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots")
 
 
 def create_router(state: ServerState) -> APIRouter:
@@ -38,7 +44,8 @@ def create_router(state: ServerState) -> APIRouter:
         # Long texts take a while, which must not hold up streams.
         loop = asyncio.get_running_loop()
         prompts, bias = await loop.run_in_executor(
-            None, lambda: (prompts_of(body, backend), logit_bias_of(body, backend))
+            None,
+            lambda: (prompts_of(body.prompt, backend, choices=body.choices), logit_bias_of(body, backend)),
         )
         dialect = CompletionDialect(body, model, prompts, bias, backend, listed=several(body))
         return Generation(state, request, dialect)
@@ -46,6 +53,37 @@ def create_router(state: ServerState) -> APIRouter:
     schema = json_body(CompletionRequest)
     router.add_api_route("/completion", completion, methods=["POST"], openapi_extra=schema)
     router.add_api_route("/completions", completion, methods=["POST"], include_in_schema=False)
+
+    @router.post("/infill", openapi_extra=json_body(InfillRequest))
+    async def infill(request: Request) -> Response:
+        """Fill in the middle of a text; with `stream`, as server-sent events."""
+        body = await read(request, InfillRequest)
+        backend = state.ready_backend()
+        model = _model(backend, body.model)
+        if not backend.details(model).infills:
+            raise InvalidRequest(
+                "/infill is not supported: this model has no tokens for filling in the middle of a text."
+            )
+        loop = asyncio.get_running_loop()
+        bias = await loop.run_in_executor(None, logit_bias_of, body, backend)
+        dialect = CompletionDialect(body, model, [body.infill], bias, backend, listed=several(body))
+        return Generation(state, request, dialect)
+
+    async def embedding(request: Request) -> Response:
+        """Vectors of texts or tokens."""
+        body = await read(request, EmbeddingRequest)
+        backend = state.ready_backend()
+        model = _model(backend, body.model)
+        given, field = (body.content, "content") if body.input is None else (body.input, "input")
+        prompts = await asyncio.get_running_loop().run_in_executor(None, prompts_of, given, backend, field)
+        normalize = body.embd_normalize == 2
+        made = await embed(state, request, model, prompts, normalize=normalize, field=field)
+        vectors = await as_numbers(made)
+        return json_response([{"index": index, "embedding": [one]} for index, one in enumerate(vectors)])
+
+    schema = json_body(EmbeddingRequest)
+    router.add_api_route("/embedding", embedding, methods=["POST"], openapi_extra=schema)
+    router.add_api_route("/embeddings", embedding, methods=["POST"], include_in_schema=False)
 
     @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest))
     async def apply_template(request: Request) -> Response:

@@ -18,6 +18,7 @@ from tokentrail.answer import (
     ChatPrompt,
     Choice,
     Chunk,
+    InfillPrompt,
     ModelDetails,
     TextPrompt,
     TokenLogprob,
@@ -65,7 +66,7 @@ class OllamaDialect(Generic[Body]):
     def question(self) -> Question:
         raise NotImplementedError
 
-    def ask(self, prompt: ChatPrompt | TextPrompt, chat: ChatOptions | None) -> Question:
+    def ask(self, prompt: ChatPrompt | TextPrompt | InfillPrompt, chat: ChatOptions | None) -> Question:
         options = self.body.options or Options()
         limit = options.num_predict
         return Question(
@@ -187,7 +188,13 @@ class GenerateDialect(OllamaDialect[GenerateRequest]):
     def question(self) -> Question:
         body = self.body
         if body.suffix:
-            raise InvalidRequest(f"'{body.model[:200]}' does not support insert", param="suffix")
+            if not self.details.infills:
+                raise InvalidRequest(f"'{body.model[:200]}' does not support insert", param="suffix")
+            if body.system:
+                raise InvalidRequest(
+                    "system is not used with suffix: write it into the prompt.", param="system"
+                )
+            return self.ask(InfillPrompt(body.prompt or "", body.suffix), None)
         if body.raw:
             if body.system:
                 raise InvalidRequest("system is not used with raw: write it into the prompt.", param="system")

@@ -63,6 +63,8 @@ def shown(backend: Backend, card: ModelCard) -> ShownModel:
     capabilities = ["completion"]
     if details.calls_tools:
         capabilities.append("tools")
+    if details.infills:
+        capabilities.append("insert")
     if details.thinks:
         capabilities.append("thinking")
     return ShownModel(

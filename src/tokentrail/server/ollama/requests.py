@@ -115,6 +115,28 @@ class GenerationRequest(CheckedRequest):
         return StructuredOutputsParams(json=self.format, field="format")
 
 
+class EmbedRequest(CheckedRequest):
+    """`POST /api/embed`."""
+
+    model: str = Field(min_length=1)
+    input: str | List[str] | None = None
+    truncate: bool | None = None
+    """Not false: of a text that is longer than the context only the end is read."""
+    dimensions: int | None = None
+    options: Options | None = None
+    """Accepted: nothing is drawn."""
+    keep_alive: float | str | None = None
+
+
+class EmbeddingsRequest(CheckedRequest):
+    """`POST /api/embeddings`, its older way."""
+
+    model: str = Field(min_length=1)
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
 class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -85,6 +85,14 @@ class ShownModel(msgspec.Struct, kw_only=True):
     modified_at: datetime
 
 
+class Embedded(msgspec.Struct, kw_only=True):
+    model: str
+    embeddings: list[msgspec.Raw]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
 class Status(msgspec.Struct):
     status: str
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokentrail.answer import TextPrompt
+from tokentrail.answer.embedding import check_inputs
+from tokentrail.server.embedding import as_numbers, embed
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.generation import Generation
 from tokentrail.server.ollama.answers import ChatDialect, GenerateDialect, loaded
 from tokentrail.server.ollama.models import find, listed, running, shown
-from tokentrail.server.ollama.requests import AnyModel, ChatRequest, GenerateRequest, PullRequest
-from tokentrail.server.ollama.responses import ModelList, Status
+from tokentrail.server.ollama.requests import (
+    AnyModel,
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    PullRequest,
+)
+from tokentrail.server.ollama.responses import Embedded, ModelList, Status
+from tokentrail.server.openai.embeddings import MOST_INPUTS
 from tokentrail.server.schemas import Model, json_body, json_response, read_json
 from tokentrail.server.state import ServerState
 
@@ -43,6 +57,50 @@ def create_router(state: ServerState) -> APIRouter:
         dialect = GenerateDialect(body, card.id, backend.details(card.id))
         asked = body.prompt or body.suffix
         return Generation(state, request, dialect) if asked else json_response(loaded(dialect))
+
+    @router.post("/embed", openapi_extra=json_body(EmbedRequest))
+    async def embed_texts(request: Request) -> Response:
+        """Vectors of texts, of length 1."""
+        body = await read(request, EmbedRequest)
+        card = find(state.ready_backend(), body.model)
+        texts = [body.input] if isinstance(body.input, str) else body.input or []
+        check_inputs(len(texts) or 1, MOST_INPUTS, "input")
+        received: float = request.state.received
+        vectors: list[msgspec.Raw] = []
+        tokens = 0
+        if texts:
+            made = await embed(
+                state,
+                request,
+                card.id,
+                [TextPrompt(text) for text in texts],
+                dimensions=body.dimensions,
+                truncate_tokens=None if body.truncate is False else -1,
+            )
+            vectors, tokens = await as_numbers(made), made.usage.prompt_tokens
+        seconds = time.time() - received
+        return json_response(
+            Embedded(
+                model=body.model,
+                embeddings=vectors,
+                total_duration=max(1, int(seconds * 1e9)),
+                prompt_eval_count=tokens,
+            )
+        )
+
+    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest))
+    async def embeddings(request: Request) -> Response:
+        """The vector of a text, as the model makes it."""
+        body = await read(request, EmbeddingsRequest)
+        card = find(state.ready_backend(), body.model)
+        vector = msgspec.Raw(b"[]")
+        if body.prompt:
+            prompt = TextPrompt(body.prompt)
+            made = await embed(
+                state, request, card.id, [prompt], normalize=False, truncate_tokens=-1, field="prompt"
+            )
+            (vector,) = await as_numbers(made)
+        return json_response({"embedding": vector})
 
     @router.get("/tags")
     async def tags() -> Response:

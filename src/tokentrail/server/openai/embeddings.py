@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import logging
-import time
-import uuid
 from typing import Any
 
 import msgspec
@@ -15,21 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.answer import EmbeddingRequest, Embeddings, Prompt, TextPrompt, TokensPrompt
-from tokentrail.answer.embedding import as_floats, check_inputs
+from tokentrail.answer import Embeddings, Prompt, TextPrompt, TokensPrompt
+from tokentrail.answer.embedding import check_inputs
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.errors import model_not_found
+from tokentrail.server.embedding import as_numbers, embed
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage
 from tokentrail.server.schemas import List, json_body, read_json
-from tokentrail.server.state import Guard, ServerState
-
-log = logging.getLogger(__name__)
+from tokentrail.server.state import ServerState
 
 MOST_INPUTS = 2048
 """Of one request, as OpenAI has it."""
-_AT_ONCE = 16
-"""Vectors that are written as numbers before others have their turn: a millisecond or so."""
 
 
 class EmbeddingsRequest(BaseModel):
@@ -111,61 +103,36 @@ def add_embeddings(router: APIRouter, state: ServerState) -> None:
     async def embeddings(request: Request) -> Response:
         """Vectors of texts, token lists or a conversation."""
         body = await read_json(request, EmbeddingsRequest, state.config.max_body_bytes)
-        async with Guard(state, request):
-            return await _answer(state, request, body)
-
-
-async def _answer(state: ServerState, request: Request, body: EmbeddingsRequest) -> Response:
-    started = time.perf_counter()
-    backend = state.ready_backend()
-    if all(card.id != body.model for card in backend.models()):
-        raise model_not_found(body.model)
-    caller = request.state
-    id = f"embd-{uuid.uuid4().hex}"
-    made = await backend.embed(
-        EmbeddingRequest(
-            id=id,
-            prompts=body.prompts,
-            model=body.model,
-            endpoint=request.url.path,
+        made = await embed(
+            state,
+            request,
+            body.model,
+            body.prompts,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
             field="input" if body.messages is None else "messages",
             dimensions=body.dimensions,
             add_special_tokens=body.add_special_tokens is not False,
             truncate_tokens=body.truncate_prompt_tokens,
-            request_id=caller.client_request_id,
-            tenant=caller.tenant,
-            priority=(body.priority or 0) + getattr(caller, "priority", 0),
-            salt=":".join(filter(None, (caller.tenant, body.cache_salt))),
-            received=caller.received,
         )
-    )
-    content = msgspec.json.encode(await _list(made, base64=body.encoding_format == "base64"))
-    if state.config.log_requests:
-        seconds = time.perf_counter() - started
-        usage = made.usage
-        log.info(
-            "%s %s: 200, %d prompt tokens (%d cached) → %d embeddings in %.2f s",
-            id,
-            request.url.path,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            len(made.vectors),
-            seconds,
-        )
-    headers = {"x-request-id": caller.client_request_id or id}
-    return Response(content, headers=headers, media_type="application/json")
+        if body.encoding_format == "base64":
+            vectors = [msgspec.Raw(_base64(vector)) for vector in made.vectors]
+        else:
+            vectors = await as_numbers(made)
+        content = msgspec.json.encode(_list(made, vectors))
+        headers = {"x-request-id": request.state.client_request_id or made.id}
+        return Response(content, headers=headers, media_type="application/json")
 
 
-async def _list(made: Embeddings, *, base64: bool) -> EmbeddingList:
-    data: list[EmbeddingObject] = []
-    for index, vector in enumerate(made.vectors):
-        if index and index % _AT_ONCE == 0:
-            await asyncio.sleep(0)
-        value = _base64(vector) if base64 else msgspec.json.encode(as_floats(vector))
-        data.append(EmbeddingObject(index, msgspec.Raw(value)))
+def _list(made: Embeddings, vectors: list[msgspec.Raw]) -> EmbeddingList:
     tokens = made.usage.prompt_tokens
-    usage = EmbeddingUsage(tokens, tokens)
-    return EmbeddingList(data=data, model=made.model, usage=usage, id=made.id, created=made.created)
+    return EmbeddingList(
+        data=[EmbeddingObject(index, vector) for index, vector in enumerate(vectors)],
+        model=made.model,
+        usage=EmbeddingUsage(tokens, tokens),
+        id=made.id,
+        created=made.created,
+    )
 
 
 def _base64(vector: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from tokentrail.answer import Answer, Choice, Chunk, TextPrompt, TokenLogprob, TokensPrompt, TokenText
+from tokentrail.answer import Answer, Choice, Chunk, ModelCard, TextPrompt, TokenLogprob, TokenText
 from tokentrail.server.errors import error_json
 from tokentrail.server.generation import Question
 from tokentrail.server.openai.scores import finite
@@ -33,42 +33,40 @@ class GenerateDialect:
     def __init__(
         self,
         body: GenerateRequest,
-        model: str,
-        prompt: TextPrompt | TokensPrompt,
+        card: ModelCard,
         *,
         streaming: bool,
         listed: bool = False,
     ) -> None:
-        """`prompt`: the inputs, or what is left of them; `listed`: the answer is sent as a list of one."""
+        """`listed`: the answer is sent as a list of one."""
         self.parameters = body.parameters or Parameters()
         self.inputs = body.inputs
-        self.model = model
+        self.model = card.id
+        self._context = card.max_model_len
         self.streaming = streaming
-        self._prompt = prompt
         self._listed = listed
 
     @property
     def details(self) -> bool:
-        return bool(self.parameters.details or self.prefill)
-
-    @property
-    def prefill(self) -> bool:
-        return bool(self.parameters.decoder_input_details)
+        return bool(self.parameters.details or self.parameters.decoder_input_details)
 
     def question(self) -> Question:
         parameters = self.parameters
         several = (parameters.best_of or 1) > 1
+        keep = parameters.truncate
         return Question(
-            prompts=[self._prompt],
+            prompts=[TextPrompt(self.inputs)],
             sampling=parameters.sampling(logprobs=self.streaming or self.details or several),
             unset=parameters.unset(),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
-            echo=self.prefill,
+            truncate_prompt_tokens=None if keep is None else min(keep, self._context - 1),
             names=parameters.names(),
         )
 
     def whole(self, answer: Answer, choices: list[Choice]) -> Any:
-        answers = [self._sequence(answer, choice) for choice in choices]
+        # The choices have their prompt in common.
+        prefill = [_prefill(entry) for entry in choices[0].prompt_logprobs or ()]
+        answers = [self._sequence(answer, choice, prefill) for choice in choices]
         # Of several, that whose tokens are the likeliest on average.
         answers.sort(
             key=lambda one: sum(t.logprob for t in one.tokens) / max(1, len(one.tokens)), reverse=True
@@ -80,17 +78,11 @@ class GenerateDialect:
         generated = Generated(generated_text=text, details=best if self.details else UNSET)
         return [generated] if self._listed else generated
 
-    def _sequence(self, answer: Answer, choice: Choice) -> Details:
+    def _sequence(self, answer: Answer, choice: Choice, prefill: list[PrefillToken]) -> Details:
         entries = choice.logprobs or []
-        text, prefill = choice.text, []
-        if self.prefill:
-            count = len(answer.prompt_token_ids[0])
-            prefill, entries = [_prefill(entry) for entry in entries[:count]], entries[count:]
-            text = text[len(self.inputs) if isinstance(self._prompt, TextPrompt) else entries[0].offset :]
-        pieces = Pieces(entries[0].offset if entries else 0)
-        tokens = [_token(entry, piece) for entry, piece in pieces.take(text, entries)]
+        tokens = [_token(entry, piece) for entry, piece in Pieces().take(choice.text, entries)]
         return Details(
-            generated_text=self.shown(text),
+            generated_text=self.shown(choice.text),
             finish_reason=_reason(choice),
             generated_tokens=len(choice.token_ids),
             seed=answer.seed if self.parameters.samples else None,
@@ -114,7 +106,7 @@ class GenerateStream:
     def __init__(self, dialect: GenerateDialect, answer: Answer) -> None:
         self._dialect = dialect
         self._answer = answer
-        self._pieces = Pieces(0)
+        self._pieces = Pieces()
         self._count = 0
         self._last = Token(0, "", 0.0, True)
 
@@ -156,10 +148,8 @@ class Pieces:
     later token.
     """
 
-    def __init__(self, offset: int) -> None:
-        """`offset`: characters before the answer, as its log-probabilities count them."""
+    def __init__(self) -> None:
         self.text = ""
-        self._offset = offset
         self._told = 0
         """Characters of the text that tokens have been given."""
 
@@ -171,7 +161,7 @@ class Pieces:
             if at + 1 == len(entries):
                 parts.append((entry, self.rest()))
             else:
-                end = max(self._told, entries[at + 1].offset - self._offset)
+                end = max(self._told, entries[at + 1].offset)
                 parts.append((entry, self.text[self._told : end]))
                 self._told = min(end, len(self.text))
         return parts

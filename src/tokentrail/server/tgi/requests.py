@@ -114,6 +114,7 @@ class Parameters(CheckedRequest):
             "n": "parameters.best_of",
             "logprobs": "parameters.top_n_tokens",
             "prompt": "inputs",
+            "truncate_prompt_tokens": "parameters.truncate",
         }
 
     def unset(self) -> list[str]:
@@ -133,6 +134,7 @@ class Parameters(CheckedRequest):
             stop=tuple(self.stop or ()),
             include_stop_str_in_output=True,
             logprobs=(self.top_n_tokens or 0) if logprobs or self.top_n_tokens else None,
+            prompt_logprobs=0 if self.decoder_input_details else None,
             structured_outputs=None if self.grammar is None else self.grammar.params(),
             **given,
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail import __version__
-from tokentrail.answer import Backend, TextPrompt, TokensPrompt
+from tokentrail.answer import Backend, ModelCard
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.generation import Generation
 from tokentrail.server.schemas import json_body, json_response, read_json
@@ -22,35 +20,32 @@ from tokentrail.server.tgi.responses import Info
 def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["Text Generation Inference"])
 
-    async def answer(
-        request: Request, body: GenerateRequest, *, streaming: bool, listed: bool = False
-    ) -> Response:
+    def answer(request: Request, body: GenerateRequest, *, streaming: bool, listed: bool = False) -> Response:
         backend = state.ready_backend()
         parameters = body.parameters or Parameters()
         if streaming:
             parameters.check_stream()
-        model = _model(backend, parameters)
-        prompt = await _prompt(backend, body)
-        dialect = GenerateDialect(body, model, prompt, streaming=streaming, listed=listed)
+        card = _card(backend, parameters)
+        dialect = GenerateDialect(body, card, streaming=streaming, listed=listed)
         return Generation(state, request, dialect)
 
     @router.post("/generate", openapi_extra=json_body(GenerateRequest))
     async def generate(request: Request) -> Response:
         """Continue a text."""
         body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
-        return await answer(request, body, streaming=False)
+        return answer(request, body, streaming=False)
 
     @router.post("/generate_stream", openapi_extra=json_body(GenerateRequest))
     async def generate_stream(request: Request) -> Response:
         """Continue a text, as server-sent events: one a token."""
         body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
-        return await answer(request, body, streaming=True)
+        return answer(request, body, streaming=True)
 
     @router.post("/", openapi_extra=json_body(CompatRequest))
     async def compat(request: Request) -> Response:
         """Continue a text, as events or as a list of one answer: what Hugging Face's clients ask."""
         body = await read_json(request, CompatRequest, state.config.max_body_bytes)
-        return await answer(request, body, streaming=bool(body.stream), listed=True)
+        return answer(request, body, streaming=bool(body.stream), listed=True)
 
     @router.get("/info")
     async def info() -> Response:
@@ -75,24 +70,15 @@ def create_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _model(backend: Backend, parameters: Parameters) -> str:
+def _card(backend: Backend, parameters: Parameters) -> ModelCard:
     cards = backend.models()
     name = parameters.adapter_id
     if not name:
-        return cards[0].id
-    if all(card.id != name for card in cards):
-        raise InvalidRequest(
-            f"parameters.adapter_id {name[:80]!r} is none of {', '.join(card.id for card in cards)}.",
-            param="parameters.adapter_id",
-        )
-    return name
-
-
-async def _prompt(backend: Backend, body: GenerateRequest) -> TextPrompt | TokensPrompt:
-    prompt = TextPrompt(body.inputs)
-    limit = body.parameters.truncate if body.parameters else None
-    if limit is None:
-        return prompt
-    # A long text takes a while, which must not hold up streams.
-    ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
-    return prompt if len(ids) <= limit else TokensPrompt(ids[-limit:])
+        return cards[0]
+    for card in cards:
+        if card.id == name:
+            return card
+    raise InvalidRequest(
+        f"parameters.adapter_id {name[:80]!r} is none of {', '.join(card.id for card in cards)}.",
+        param="parameters.adapter_id",
+    )

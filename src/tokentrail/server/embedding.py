@@ -1,0 +1,84 @@
+"""One request for embeddings over HTTP, in whatever dialect it came: made, logged, ended when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tokentrail.answer import EmbeddingRequest, Embeddings, Prompt
+from tokentrail.answer.embedding import as_floats
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.errors import model_not_found
+from tokentrail.server.generation import in_words_of
+from tokentrail.server.state import Guard, ServerState
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+"""Vectors that are written as numbers before others have their turn: a millisecond or so."""
+
+
+async def embed(
+    state: ServerState,
+    request: Request,
+    model: str,
+    prompts: list[Prompt],
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    names: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Embeddings:
+    """`names`: see `generation.Question`; `options`: the other fields of `EmbeddingRequest`."""
+    started = time.perf_counter()
+    async with Guard(state, request):
+        backend = state.ready_backend()
+        if all(card.id != model for card in backend.models()):
+            raise model_not_found(model)
+        caller = request.state
+        asked = EmbeddingRequest(
+            id=f"embd-{uuid.uuid4().hex}",
+            prompts=prompts,
+            model=model,
+            endpoint=request.url.path,
+            request_id=caller.client_request_id,
+            tenant=caller.tenant,
+            priority=priority + getattr(caller, "priority", 0),
+            salt=":".join(filter(None, (caller.tenant, cache_salt))),
+            received=caller.received,
+            **options,
+        )
+        try:
+            made = await backend.embed(asked)
+        except InvalidRequest as error:
+            raise in_words_of(names or {}, error) from None
+    if state.config.log_requests:
+        seconds = time.perf_counter() - started
+        usage = made.usage
+        log.info(
+            "%s %s: 200, %d prompt tokens (%d cached) → %d embeddings in %.2f s",
+            made.id,
+            request.url.path,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            len(made.vectors),
+            seconds,
+        )
+    return made
+
+
+async def as_numbers(made: Embeddings) -> list[msgspec.Raw]:
+    """The vectors as lists of numbers in JSON."""
+    lists: list[msgspec.Raw] = []
+    for index, vector in enumerate(made.vectors):
+        if index and index % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        lists.append(msgspec.Raw(msgspec.json.encode(as_floats(vector))))
+    return lists
