@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gguf_files import write_model
-from hf_folders import write_folder
+from hf_folders import llama_config, llama_tensors, write_folder
 from tokentrail.checkpoints import open_checkpoint
 from tokentrail.protocol import ModelFileError
 
@@ -56,3 +56,23 @@ def test_a_gguf_file(tmp_path: Path, number: int | None, expected: str | None) -
     metadata = {} if number is None else {"llama.pooling_type": number}
     path = write_model(tmp_path / "m.gguf", tokens=["<|endoftext|>", *"abc"], metadata=metadata)
     assert open_checkpoint(path).pooling == expected
+
+
+def test_a_model_without_an_output_layer(tmp_path: Path) -> None:
+    """As e5-mistral and Qwen3-Embedding-8B are stored: names without prefix, untied, and no head."""
+    tensors = {
+        name.removeprefix("model."): array for name, array in llama_tensors().items() if "head" not in name
+    }
+    config = {**llama_config(tie_word_embeddings=False), "architectures": ["LlamaModel"]}
+    path = write_folder(tmp_path / "m", config=config, tensors=tensors)
+    with pytest.raises(ModelFileError, match="does not generate text"):
+        open_checkpoint(path)
+    (path / "modules.json").write_text("[]")
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.tie_embeddings
+
+
+@pytest.mark.parametrize("change", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_attention_in_both_directions(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError, match="causal"):
+        open_checkpoint(write_folder(tmp_path / "m", config=llama_config(**change)))

@@ -71,14 +71,18 @@ class HFArchitecture:
     """Values of `hidden_act` that the family's forward pass computes."""
 
 
-def text_values(path: Path, values: Mapping[str, Any]) -> tuple[HFArchitecture, Metadata]:
+def text_values(
+    path: Path, values: Mapping[str, Any], *, embeds: bool = False
+) -> tuple[HFArchitecture, Metadata]:
     """The entry for a config.json, and the values of its text model.
 
-    Raises `ModelFileError` for a model that does not generate text, or is of a type that is not known.
+    Raises `ModelFileError` for a model that does not generate text, or is of a type that is not known. `embeds`: models
+    without an output layer will do, too.
     """
     outer = Metadata(path, values, word="key", remedy=REMEDY)
     architectures = outer.texts("architectures")
-    if architectures and not any(name.endswith(_GENERATORS) for name in architectures):
+    wanted = (*_GENERATORS, "Model") if embeds else _GENERATORS
+    if architectures and not any(name.endswith(wanted) for name in architectures):
         problem = f"describes a {quoted(architectures[0])}, which does not generate text"
         raise file_error(path, problem, "Use a model for text generation (…ForCausalLM).")
     model_type = outer.text("model_type")
@@ -89,6 +93,9 @@ def text_values(path: Path, values: Mapping[str, Any]) -> tuple[HFArchitecture, 
         if "tie_word_embeddings" in values:
             inner["tie_word_embeddings"] = values["tie_word_embeddings"]
         model_type = text.text("model_type", default=model_type)
+    if inner.get("is_causal") is False or inner.get("use_bidirectional_attention") in (True, "all"):
+        problem = "describes a model whose tokens also attend to those behind them, which is not supported"
+        raise file_error(path, problem, "Use a model whose attention is causal.")
     entry = ARCHITECTURES.get(model_type)
     if entry is None:
         known = ", ".join(sorted(ARCHITECTURES))

@@ -22,6 +22,8 @@ from tokentrail.checkpoints.safetensors import SafetensorsFile, StoredTensor, re
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+SENTENCE_MODULES = "modules.json"
+"""Of sentence-transformers: its folders are made for embeddings."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 """Files of weights that are Python programs, in effect: loading one runs what it says."""
@@ -38,7 +40,9 @@ def read_folder(folder: Path) -> Checkpoint:
     path = folder / CONFIG
     config_bytes = read_bytes(path)
     values = parse_json(path, config_bytes)
-    entry, text = text_values(path, values)
+    # What sentence-transformers writes may be a model without an output layer.
+    embeds = (folder / SENTENCE_MODULES).is_file()
+    entry, text = text_values(path, values, embeds=embeds)
     _check_weights(folder)
     config, tied = read_config(text, entry)
 
@@ -48,7 +52,9 @@ def read_folder(folder: Path) -> Checkpoint:
     tensors, names = canonical_tensors(
         folder, unquantized.values(), config, entry.layer_tensors, entry.global_tensors, entry.ignored
     )
-    config = replace(config, tie_embeddings="head" not in tensors if tied is None else tied)
+    if tied is None or (embeds and "head" not in tensors):
+        tied = "head" not in tensors  # an answer of such a model has no meaning, but its embeddings have
+    config = replace(config, tie_embeddings=tied)
     if config.tie_embeddings:
         # Some writers store the tied matrix twice.
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head")}

@@ -148,7 +148,7 @@ def _stranger(name: str) -> str:
 def _architecture(base: Checkpoint) -> HFArchitecture:
     """How the Hugging Face model names its layers, from which this base was made."""
     if "model_type" in base.metadata:
-        return text_values(base.path, base.metadata)[0]
+        return text_values(base.path, base.metadata, embeds=True)[0]
     entry = ARCHITECTURES.get(str(base.metadata.get("general.architecture")))
     if entry is None:
         family = base.config.architecture

@@ -19,7 +19,7 @@ FOLDER_FILES = (
     r"(tokenizer|tiktoken)\.model",
     r"vocab\.txt|merges\.txt|spiece\.model|.+\.tiktoken",
     r"chat_template\.(json|jinja)",
-    r"1_Pooling/config\.json",
+    r"modules\.json|1_Pooling/config\.json",
     r"additional_chat_templates/.+\.jinja",
 )
 """Files beside the weights that are read, by patterns of their names."""
