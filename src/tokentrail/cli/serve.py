@@ -135,6 +135,16 @@ class ServerOptions:
         int,
         typer.Option("--trail-size", min=0, metavar="N", help="Finished journeys kept.", rich_help_panel=API),
     ] = 1000
+    responses_store: Annotated[
+        int,
+        typer.Option(
+            "--responses-store",
+            min=0,
+            metavar="N",
+            help="Responses kept for each key, with prompts and answers, for previous_response_id; 0: none.",
+            rich_help_panel=API,
+        ),
+    ] = 0
     ollama_api: Annotated[
         bool,
         typer.Option("--ollama-api/--no-ollama-api", help="Speak Ollama's API too.", rich_help_panel=API),
@@ -386,6 +396,7 @@ def serve(
         pooling=server.pooling,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
+        responses_store=server.responses_store,
         ollama_api=server.ollama_api,
         llama_cpp_api=server.llama_cpp_api,
         tgi_api=server.tgi_api,

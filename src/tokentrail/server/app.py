@@ -20,6 +20,7 @@ from tokentrail.server.gate import Gate, RequestIds
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import Keys
 from tokentrail.server.openai.routes import create_router
+from tokentrail.server.responses import routes as responses
 from tokentrail.server.schemas import json_response
 from tokentrail.server.state import ServerState
 
@@ -41,6 +42,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.include_router(anthropic.create_router(state))  # before OpenAI's: some paths are the same
     app.include_router(create_router(state))
+    app.include_router(responses.create_router(state))
     app.include_router(tokenizing.create_router(state))
     app.include_router(batches.create_router(app, state))
     shapes = _add_dialects(app, state)
@@ -101,6 +103,7 @@ def _operations(state: ServerState) -> APIRouter:
         paths = {
             "models": "/v1/models",
             "chat": "/v1/chat/completions",
+            "responses": "/v1/responses",
             "messages": "/v1/messages",
             "journeys": "/v1/journeys",
         }

@@ -38,6 +38,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Keep texts, token ids and alternatives in journeys. Without it they hold times and counts only."""
     trail_size: int = 1000
     """Finished journeys kept."""
+    responses_store: int = 0
+    """Responses of the Responses API that are kept for each key, prompts and answers included; 0: none."""
     ollama_api: bool = True
     """Speak Ollama's API too."""
     llama_cpp_api: bool = True

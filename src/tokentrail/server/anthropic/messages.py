@@ -192,6 +192,10 @@ class MessageStream:
 
     def chunk(self, chunk: Chunk) -> bytes:
         data = b""
+        # A call that goes on was there before the text, one that begins comes behind it.
+        going_on = [piece for piece in chunk.calls if piece.index == self._call]
+        for piece in going_on:
+            data += self._piece(piece)
         if chunk.reasoning:
             data += self._think(chunk.reasoning)
         if chunk.text:
@@ -202,7 +206,7 @@ class MessageStream:
                 self._text = TextEvents(event, "text")
             assert self._text is not None
             data += b"event: content_block_delta\n" + self._text.event(chunk.text)
-        for piece in chunk.calls:
+        for piece in chunk.calls[len(going_on) :]:
             data += self._piece(piece)
         if chunk.finish_reason is not None:
             self._finish = (chunk.finish_reason, chunk.stop_reason)

@@ -1,0 +1,153 @@
+"""The routes of the Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokentrail.answer import ChatPrompt
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.errors import HTTPError
+from tokentrail.server.generation import Generation
+from tokentrail.server.responses.answers import OutputItem, ResponsesDialect
+from tokentrail.server.responses.items import cut_to_fit, kept_form, resolved
+from tokentrail.server.responses.questions import prompt_of
+from tokentrail.server.responses.requests import Item, ResponsesRequest
+from tokentrail.server.responses.store import Kept, ResponseStore
+from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.state import ServerState
+
+_MOST_LISTED = 100
+_OFF = "This server keeps no responses: start it with --responses-store, which says how many."
+
+
+def create_router(state: ServerState) -> APIRouter:
+    router = APIRouter(prefix="/v1/responses", tags=["OpenAI Responses"])
+    store = ResponseStore(state.config.responses_store)
+
+    @router.post("", openapi_extra=json_body(ResponsesRequest))
+    async def create(request: Request) -> Response:
+        """Answer items; with `stream`, as typed events."""
+        body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
+        tenant: str = request.state.tenant
+        history = _history(store, tenant, body.previous_response_id)
+        items = resolved(body.input, lambda id: store.item(tenant, id))
+        prompt: ChatPrompt | None = None
+        if body.truncation == "auto":
+            prompt = await _fitting(state, body, prompt_of(body, history, items))
+
+        def keep(response: dict[str, Any], output: Sequence[OutputItem]) -> None:
+            kept = [kept_form(item) for item in items]
+            store.keep(tenant, response, output, kept, body.previous_response_id)
+
+        dialect = ResponsesDialect(
+            body,
+            lambda: prompt_of(body, history, items) if prompt is None else prompt,
+            keep if store.count and body.store is not False else None,
+        )
+        return Generation(state, request, dialect)
+
+    @router.get("/{id}")
+    async def retrieve(request: Request, id: str) -> Response:
+        """A response that is kept."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise InvalidRequest("stream is not supported here: responses are kept whole.", param="stream")
+        return Response(_kept(store, request, id).response, media_type="application/json")
+
+    @router.delete("/{id}")
+    async def delete(request: Request, id: str) -> Response:
+        """Forget a response."""
+        _kept(store, request, id)
+        store.delete(request.state.tenant, id)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    @router.post("/{id}/cancel")
+    async def cancel(request: Request, id: str) -> Response:
+        """Refused: only responses in the background can be cancelled, and here are none."""
+        _kept(store, request, id)
+        raise InvalidRequest(
+            "Only responses in the background can be cancelled, and this server has none. To end an answer, close the "
+            "connection.",
+            param="id",
+        )
+
+    @router.get("/{id}/input_items")
+    async def input_items(request: Request, id: str) -> Response:
+        """What was asked with a response, a page of it. `limit`: 1 to 100, default 20; `order`: desc or asc."""
+        items = msgspec.json.decode(_kept(store, request, id).items)
+        return json_response(_page(items, request))
+
+    return router
+
+
+def _history(store: ResponseStore, tenant: str, id: str | None) -> list[Item]:
+    """What was said up to the end of a response."""
+    if id is None:
+        return []
+    if not store.count:
+        message = f"previous_response_id is not supported. {_OFF} Or send the conversation in input."
+        raise InvalidRequest(message, param="previous_response_id")
+    found = store.chain(tenant, id)
+    if isinstance(found, str):
+        which = "Previous response" if found == id else "A response before the previous one,"
+        raise InvalidRequest(
+            f"{which} with the id {found[:80]!r} is not kept. Send the conversation in input.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [Item.model_validate(item) for item in found]
+
+
+async def _fitting(state: ServerState, body: ResponsesRequest, prompt: ChatPrompt) -> ChatPrompt:
+    """`truncation: auto`."""
+    backend = state.ready_backend()
+    context = next((card.max_model_len for card in backend.models() if card.id == body.model), None)
+    if context is None:
+        return prompt  # refused soon
+    room = context - max(1, body.max_output_tokens or 1)
+    # Counting takes a while, which must not hold up streams.
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, cut_to_fit, prompt, lambda one: len(backend.tokenize(one)), room)
+
+
+def _kept(store: ResponseStore, request: Request, id: str) -> Kept:
+    kept = store.get(request.state.tenant, id)
+    if kept is None:
+        message = f"Response with id {id[:80]!r} not found."
+        raise HTTPError(
+            404, message if store.count else f"{message} {_OFF}", type="invalid_request_error", param="id"
+        )
+    return kept
+
+
+def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    given = request.query_params
+    limit, order = given.get("limit", "20"), given.get("order", "desc")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_LISTED):
+        raise InvalidRequest(
+            f"limit must be an integer from 1 to {_MOST_LISTED}, not {limit[:40]!r}.", param="limit"
+        )
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, not {order[:40]!r}.", param="order")
+    if order == "desc":
+        items.reverse()
+    start = 0
+    if (after := given.get("after")) is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidRequest(f"after must be the id of an item, not {after[:80]!r}.", param="after")
+        start = ids.index(after) + 1
+    page = items[start : start + int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + len(page) < len(items),
+    }
