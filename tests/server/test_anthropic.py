@@ -109,8 +109,12 @@ def test_the_exact_events_of_a_stream(make_server: MakeServer, text_parts: TextP
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     prompt = len(server.engine.requests[-1].prompt)
-    usage = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": prompt // 2}
-    usage["input_tokens"] = prompt - prompt // 2
+    usage = {
+        "input_tokens": prompt - prompt // 2,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": prompt // 2,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
     message = events[0]["message"]
     assert response.headers["request-id"] == message["id"]
 
@@ -173,6 +177,9 @@ def test_a_stream_of_thoughts_text_and_calls(scripted: Scripted) -> None:
     assert message.stop_reason == "tool_use"
     whole = ask(scripted, scripted.says, tools=[TOOL], thinking=THINK)
     whole.content[2].id = call["id"]
+    details = whole.usage.output_tokens_details
+    assert 0 < details.thinking_tokens < whole.usage.output_tokens
+    assert message.usage.output_tokens_details == details
     assert [block.to_dict() for block in whole.content] == [thinking, text, call]
     assert whole.stop_reason == "tool_use"
 

@@ -178,6 +178,8 @@ def test_a_stream_of_thoughts_text_and_calls(scripted: Scripted) -> None:
     assert final.output_text == "Let me look."
     assert json.loads(call.arguments) == {"city": "Paris 🗼", "days": 2}
     whole = ask(scripted, scripted.says, tools=[TOOL])
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+    assert final.usage == whole.usage
     # Ids are of the response.
     assert without_ids(whole.output) == without_ids(final.output)
     assert thoughts.content is not None

@@ -36,12 +36,17 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
 
 
+class OutputTokensDetails(msgspec.Struct):
+    thinking_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     input_tokens: int
     """Without those found in the prefix cache."""
     output_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageBody(msgspec.Struct, kw_only=True):
@@ -69,6 +74,7 @@ def usage_of(answer: Answer) -> UsageBody:
         # The prefix cache keeps what it can by itself: nothing is written to it at a price.
         0,
         usage.cached_tokens,
+        OutputTokensDetails(usage.reasoning_tokens),
     )
 
 
@@ -177,7 +183,8 @@ class MessageStream:
     def start(self) -> bytes:
         answer = self._answer
         usage = usage_of(answer)
-        usage.output_tokens = 0
+        # What is in `answer` of the first chunks depends on when this is asked.
+        usage.output_tokens, usage.output_tokens_details = 0, OutputTokensDetails(0)
         message = MessageBody(
             id=answer.id,
             model=answer.model,
