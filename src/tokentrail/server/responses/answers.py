@@ -11,8 +11,8 @@ import msgspec
 from tokentrail.answer import Answer, CallPiece, ChatPrompt, Choice, Chunk
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.generation import Question
-from tokentrail.server.openai.scores import logprob_body
 from tokentrail.server.openai.responses import TokenLogprobBody
+from tokentrail.server.openai.scores import logprob_body
 from tokentrail.server.responses.questions import question_of
 from tokentrail.server.responses.requests import ResponsesRequest, ToolChoice
 from tokentrail.server.sse import MEDIA_TYPE, event
