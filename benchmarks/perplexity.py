@@ -44,12 +44,16 @@ def encode(checkpoint: Checkpoint, text: str) -> list[int]:
     return Tokenizer.from_checkpoint(checkpoint).encode(text, parse_special=False)
 
 
-def runner(model: Path, kv_dtype: str, context: int, threads: int | None = None) -> ModelRunner:
-    """The model for one window at a time."""
+def runner(
+    model: Path, kv_dtype: str, context: int, threads: int | None = None, *, exact: bool = False
+) -> ModelRunner:
+    """The model for one window at a time; `exact`: weights as their format says, and nothing else rounded below single
+    precision."""
     return ModelRunner(
         EngineConfig(
             model=str(model),
-            kv_cache_dtype=kv_dtype,
+            kv_cache_dtype="float32" if exact else kv_dtype,
+            activation_dtype="float32" if exact else "auto",
             max_model_len=context,
             max_num_seqs=256,
             threads=threads,
