@@ -8,7 +8,7 @@
 
 namespace tt::TT_ISA {
 
-constexpr int CHUNK = 8;  // groups decoded together, which stay in the first-level cache; a whole block where blocks are long
+constexpr int CHUNK = 8;  // groups decoded together: a whole block where blocks are long
 
 struct alignas(64) DecodedGroup {
   uint8_t q[GROUP * PANEL];
@@ -62,8 +62,8 @@ template <Layout L> inline uint64_t grid_values(const uint8_t* record, int c, in
 
 #if defined(TT_VEC_AVX512)
 
-// Sixteen columns at once: indices are looked up in tables of 16-bit codes, a few bits a value; code and sign of a value
-// number it in a table of 16 bytes.
+// Sixteen columns at once: indices are looked up in tables of 16-bit codes, a few bits a value; these number it in a table of
+// 16 bytes, and signs make it the opposite around the zero point.
 
 inline VI shr_by(VI x, int n) { return {_mm512_srlv_epi32(x.v, _mm512_set1_epi32(n))}; }
 
@@ -85,25 +85,25 @@ inline VI even_signs(VI s) {
   p = _mm512_xor_si512(p, shr<1>(VI{p}).v);
   return s | shl<7>(VI{p} & set1i(0x00010001));
 }
-// Four times one, two or three bits as four bytes.
-inline VI spread1(VI x) {
-  x = (x | shl<14>(x)) & set1i(0x00030003);
-  return (x | shl<7>(x)) & set1i(0x01010101);
+// Byte `at` of each lane, four times.
+inline VI four_times(VI x, int at) {
+  return {_mm512_shuffle_epi8(x.v, _mm512_add_epi8(_mm512_set4_epi32(0x0C0C0C0C, 0x08080808, 0x04040404, 0), _mm512_set1_epi8((char)at)))};
 }
+// Four times two bits, in a byte that stands four times: one in the lowest bits of their bytes, the next in the two above.
 inline VI spread2(VI x) {
-  x = (x | shl<12>(x)) & set1i(0x000F000F);
-  return (x | shl<6>(x)) & set1i(0x03030303);
+  return VI{_mm512_srlv_epi16(x.v, _mm512_set1_epi32(0x00040000))} & set1i(0x0C030C03);
 }
+// Four times three bits as four bytes.
 inline VI spread3(VI x) {
   x = (x | shl<10>(x)) & set1i(0x003F003F);
   return (x | shl<5>(x)) & set1i(0x07070707);
 }
 
-// 64 plus and minus the magnitudes; 16 plus 8 times -1, 0, 1, plus and minus 1.
-alignas(16) inline constexpr uint8_t IQ2_SIGNED[16] = {72, 89, 107, 0, 56, 39, 21, 0};
-alignas(16) inline constexpr uint8_t IQ3XXS_SIGNED[16] = {68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2};
-alignas(16) inline constexpr uint8_t IQ3S_SIGNED[16] = {65, 67, 69, 71, 73, 75, 77, 79, 63, 61, 59, 57, 55, 53, 51, 49};
-alignas(16) inline constexpr uint8_t IQ1_SHIFTED[16] = {9, 17, 25, 0, 7, 15, 23, 0};
+// Values around their zero points, 64 plus the magnitudes and 8 times 1, 2 and 3: two bits count them in either place.
+alignas(16) inline constexpr uint8_t IQ2_VALUES[16] = {72, 89, 107, 0, 89, 0, 0, 0, 107};
+alignas(16) inline constexpr uint8_t IQ1_VALUES[16] = {9, 17, 25, 0, 17, 0, 0, 0, 25};
+alignas(16) inline constexpr uint8_t IQ3XXS_VALUES[16] = {68, 76, 84, 92, 100, 108, 116, 126};
+alignas(16) inline constexpr uint8_t IQ3S_VALUES[16] = {65, 67, 69, 71, 73, 75, 77, 79};
 
 template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
   constexpr bool THREE = L == Layout::IQ3_XXS || L == Layout::IQ3_S, SHIFTS = L == Layout::IQ1_S || L == Layout::IQ1_M;
@@ -159,17 +159,23 @@ template <Layout L> inline void decode_grid(const uint8_t* record, uint8_t* q) {
     }
 #pragma GCC unroll 4
     for (int run = 0; run < 4; ++run) {
-      VI index, sign;
-      if constexpr (THREE) index = spread3(run % 2 ? shr<16>(codes[run / 2]) : codes[run / 2] & set1i(0xFFFF));
-      else index = spread2(shr_by(codes[0], 8 * run) & set1i(0xFF));
+      VI values;
+      if constexpr (THREE) {
+        const VI index = spread3(run % 2 ? shr<16>(codes[run / 2]) : codes[run / 2] & set1i(0xFFFF));
+        values = table16(L == Layout::IQ3_S ? IQ3S_VALUES : IQ3XXS_VALUES, index);
+      } else {
+        values = table16(SHIFTS ? IQ1_VALUES : IQ2_VALUES, spread2(four_times(codes[0], run)));
+      }
       if constexpr (SHIFTS) {
         const int bit = L == Layout::IQ1_S ? 15 : run < 2 ? 3 : 7;
-        sign = VI{_mm512_maskz_set1_epi32(_mm512_test_epi32_mask(high.v, _mm512_set1_epi32(1 << bit)), 0x01010101)};
+        const __mmask16 down = _mm512_test_epi32_mask(high.v, _mm512_set1_epi32(1 << bit));
+        values = {_mm512_mask_sub_epi32(values.v, down, values.v, _mm512_set1_epi32(0x02020202))};
       } else {
-        sign = spread1(shr_by(signs, run / 2 * 16 + run % 2 * 4) & set1i(15));
+        const VI bits = set1i(run % 2 ? (int32_t)0x80402010 : 0x08040201);
+        const __mmask64 negative = _mm512_test_epi8_mask(four_times(signs, run / 2 * 2).v, bits.v);
+        values = {_mm512_mask_sub_epi8(values.v, negative, _mm512_set1_epi8((char)(2 * SIGNED_ZERO)), values.v)};
       }
-      const uint8_t* values = L == Layout::IQ3_XXS ? IQ3XXS_SIGNED : L == Layout::IQ3_S ? IQ3S_SIGNED : SHIFTS ? IQ1_SHIFTED : IQ2_SIGNED;
-      storei(q + 256 * two + 64 * run, table16(values, index | shl<THREE ? 3 : 2>(sign)));
+      storei(q + 256 * two + 64 * run, values);
     }
   }
 }
@@ -207,23 +213,24 @@ struct Digits {
 };
 
 // A block of TQ1_0: 32 bytes hold the groups 0 to 4, a digit a group; 16 bytes the next two and a half; four the rest.
-inline void decode_trits(const uint8_t* record, DecodedGroup* to) {
+inline void decode_trits(const uint8_t* record, DecodedGroup* to, int stride) {
   Digits digits;
   for (int word = 0; word < 8; ++word) {
     digits.start(record + 64 * word);
-    for (int g = 0; g < 5; ++g) storei(to[g].q + 64 * word, digits.next());
+    for (int g = 0; g < 5; ++g) storei(to[g * stride].q + 64 * word, digits.next());
   }
   for (int word = 0; word < 4; ++word) {
     digits.start(record + 512 + 64 * word);
-    for (int half = 0; half < 5; ++half) storei(to[5 + half / 2].q + half % 2 * 256 + 64 * word, digits.next());
+    for (int half = 0; half < 5; ++half) storei(to[(5 + half / 2) * stride].q + half % 2 * 256 + 64 * word, digits.next());
   }
   digits.start(record + 768);
-  for (int run = 4; run < 8; ++run) storei(to[7].q + 64 * run, digits.next());
+  for (int run = 4; run < 8; ++run) storei(to[7 * stride].q + 64 * run, digits.next());
 }
 
-// Groups [group, group + count) of a panel; count is at most CHUNK, and `group` a multiple of it. What stands `ahead` bytes
-// further is fetched into the cache.
-template <Layout L> inline void decode(const Matrix& w, const uint8_t* panel, int64_t group, int count, size_t ahead, DecodedGroup* to) {
+// Groups [group, group + count) of a panel, to every `stride`-th of `to`; count is at most CHUNK, and `group` a multiple of it.
+// What stands `ahead` bytes further is fetched into the cache.
+template <Layout L>
+inline void decode(const Matrix& w, const uint8_t* panel, int64_t group, int count, size_t ahead, DecodedGroup* to, int stride = 1) {
   constexpr Shape S = shape_of(L);
   constexpr size_t HEADER = S.header_bytes(), RECORD = S.record_bytes();
   const int64_t per_block = (S.block ? S.block : w.group) / GROUP;
@@ -237,18 +244,19 @@ template <Layout L> inline void decode(const Matrix& w, const uint8_t* panel, in
     read_header<L>(block, d, m);
     Factors f;
     read_factors<L>(d, m, record, f);
+    DecodedGroup& here = to[i * stride];
     for (int h = 0; h < kind_of(L).halves; ++h) {
-      store(to[i].scale[h], f.scale[h]);
-      if (kind_of(L).min) store(to[i].min[h], f.min[h]);
+      store(here.scale[h], f.scale[h]);
+      if (kind_of(L).min) store(here.min[h], f.min[h]);
     }
     if constexpr (L == Layout::TQ1_0) {
-      if (i == 0) decode_trits(record, to);
+      if (i == 0) decode_trits(record, to, stride);
     } else if constexpr (kind_of(L).form == Form::DECODED) {
-      decode_grid<L>(record, to[i].q);
+      decode_grid<L>(record, here.q);
     } else {
       VI q[8];
       unpack<L>(record, q);
-      for (int j = 0; j < 8; ++j) storei(to[i].q + 64 * j, q[j]);
+      for (int j = 0; j < 8; ++j) storei(here.q + 64 * j, q[j]);
     }
   }
 }

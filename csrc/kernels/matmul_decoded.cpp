@@ -1,7 +1,7 @@
 // Products with integer layouts whose values stand in planes of bits, or in tables.
 //
-// Tiles of a few rows read planes into registers. For more rows, a chunk of a panel's groups is decoded once and multiplied with all
-// of them, while it is in the first-level cache; sums wait in memory meanwhile. Where halves of a group have scales of their
+// Tiles of a few rows read planes into registers. For more rows, a panel's groups are decoded once and multiplied with all of
+// them, while they are in the second-level cache. Where halves of a group have scales of their
 // own: part = float(dot_0) * scale_0, part = fma(float(dot_1), scale_1, part), acc = fma(part, step, acc), and minima with the
 // halves' sums; else as in matmul.cpp. The same for any number of rows.
 #include "kernels/decode.h"
@@ -11,9 +11,11 @@ namespace tt::TT_ISA {
 
 namespace {
 
-constexpr int BLOCK_ROWS = 132;  // rows whose sums are kept beside a chunk
-// Rows for which planes are put together anew in each tile, rather than once in memory.
-template <int H> constexpr int FEW_ROWS = H == 1 ? 48 : 12;
+constexpr int BLOCK_ROWS = 132;  // rows for which groups are decoded once
+constexpr int DECODED_GROUPS = 64;  // of a panel, 48 KB: for rows longer than these, sums wait in memory
+// Rows for which planes are put together in registers, anew for each tile, rather than once in memory: fewer where a tile's
+// registers are soon full.
+constexpr int few_rows(Kind kind) { return kind.halves == 2 || kind.min ? 4 : 12; }
 
 // What a group adds to one row and panel, when all its products are there.
 template <int H, bool Min>
@@ -104,62 +106,62 @@ void rows_of_planes(const Matrix& w, const Activation& x, int64_t row0, int64_t 
   }
 }
 
-// A chunk decoded of NP panels: groups [group, group + count) of K.
-template <int NP> struct Chunk {
-  int64_t group;
-  int count;
-  int zero;
-  DecodedGroup panels[NP][CHUNK];
-};
-
-// MR rows times a chunk. sums[r][p]: those of the rows so far, none at the first group.
-template <int H, bool Min, bool Full, int MR, int NP>
-inline void tile_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t row, float* sums) {
-  constexpr int RUNS = 8 / H;
-  constexpr size_t STRIDE = sizeof chunk.panels[0];
-  const int64_t k = x.dim, groups = k / GROUP;
+// MR rows times `count` decoded groups of NP panels, which stand side by side. sums[r][p]: those of the rows so far, none at the
+// first group.
+template <Layout L, int MR, int NP>
+inline void tile_decoded(const DecodedGroup* at, int64_t group, int count, const Activation& x, int64_t row, float* sums) {
+  constexpr Kind T = kind_of(L);
+  constexpr int H = T.halves, RUNS = 8 / H, ZERO = zero_of<L>();
+  constexpr size_t STRIDE = sizeof(DecodedGroup);
+  const int64_t k = x.dim, groups = k / GROUP, first = row * groups + group;
+  const int8_t *low = x.low + first * GROUP, *high = x.high + first * GROUP;
+  const float *step = x.step + first, *dsum = x.dsum + first;
+  const int32_t* sum = x.sum + first;
+  const int16_t* halves = x.halves + 2 * first;
+  const uint8_t* wide_rows = x.wide + first;
   VF acc[MR][NP];
   for (int r = 0; r < MR; ++r)
-    for (int p = 0; p < NP; ++p) acc[r][p] = chunk.group ? load(sums + (r * NP + p) * PANEL) : zero();
-  for (int i = 0; i < chunk.count; ++i) {
-    const int64_t first = row * groups + chunk.group + i, at = row * k + (chunk.group + i) * GROUP;  // of the first row
+    for (int p = 0; p < NP; ++p) acc[r][p] = group ? load(sums + (r * NP + p) * PANEL) : zero();
+  for (int g = 0; g < count; ++g, at += NP) {
     int wide = 0;
-    for (int r = 0; r < MR; ++r) wide |= x.wide[first + r * groups];
+    for (int r = 0; r < MR; ++r) wide |= wide_rows[r * groups + g];
     VF part[MR][NP];
 #pragma GCC unroll 2
     for (int h = 0; h < H; ++h) {
-      const uint8_t* q = chunk.panels[0][i].q + 64 * RUNS * h;
+      const uint8_t* q = at->q + 64 * RUNS * h;
       VI dot[MR][NP];
       for (int r = 0; r < MR; ++r)
-        for (int p = 0; p < NP; ++p)
-          dot[r][p] = set1i(-chunk.zero * (H == 1 ? x.sum[first + r * groups] : x.halves[2 * (first + r * groups) + h]));
+        for (int p = 0; p < NP; ++p) dot[r][p] = set1i(0);
       if (wide) {
 #pragma GCC unroll 6
         for (int r = 0; r < MR; ++r) {
-          VI runs[NP];
-          for (int p = 0; p < NP; ++p) runs[p] = set1i(0);
-          dot_byte_runs<Full, NP>(x.wide[first + r * groups] >> RUNS * h & ((1 << RUNS) - 1), q, STRIDE,
-                                  x.high + at + r * k + 4 * RUNS * h, runs);
-          for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] + shl<4>(runs[p]);
+          const int64_t i = r * groups + g;
+          dot_byte_runs<T.full, NP>(wide_rows[i] >> RUNS * h & ((1 << RUNS) - 1), q, STRIDE, high + i * GROUP + 4 * RUNS * h, dot[r]);
+          for (int p = 0; p < NP; ++p) dot[r][p] = shl<4>(dot[r][p]);
         }
       }
-      dot_bytes<Full, RUNS, MR, NP>(q, STRIDE, x.low + at + 4 * RUNS * h, k, dot);
-      for (int p = 0; p < NP; ++p) {
-        const VF scale = load(chunk.panels[p][i].scale[h]);
+      if (ZERO)
         for (int r = 0; r < MR; ++r) {
-          if constexpr (H == 1) acc[r][p] = fma(to_float(dot[r][p]), scale * set1(x.step[first + r * groups]), acc[r][p]);
+          const int64_t i = r * groups + g;
+          for (int p = 0; p < NP; ++p) dot[r][p] = dot[r][p] - set1i(ZERO * (H == 1 ? sum[i] : halves[2 * i + h]));
+        }
+      dot_bytes<T.full, RUNS, MR, NP>(q, STRIDE, low + g * GROUP + 4 * RUNS * h, k, dot);
+      for (int p = 0; p < NP; ++p) {
+        const VF scale = load(at[p].scale[h]);
+        for (int r = 0; r < MR; ++r) {
+          if constexpr (H == 1) acc[r][p] = fma(to_float(dot[r][p]), scale * set1(step[r * groups + g]), acc[r][p]);
           else part[r][p] = h ? fma(to_float(dot[r][p]), scale, part[r][p]) : to_float(dot[r][p]) * scale;
         }
       }
     }
     for (int p = 0; p < NP; ++p) {
       VF min[H];
-      if constexpr (Min)
-        for (int h = 0; h < H; ++h) min[h] = load(chunk.panels[p][i].min[h]);
+      if constexpr (T.min)
+        for (int h = 0; h < H; ++h) min[h] = load(at[p].min[h]);
       for (int r = 0; r < MR; ++r) {
-        const int64_t g = first + r * groups;
-        if constexpr (H == 2) acc[r][p] = fma(part[r][p], set1(x.step[g]), acc[r][p]);
-        add_minima<H, Min>(acc[r][p], min, x.step[g], x.dsum[g], x.halves + 2 * g);
+        const int64_t i = r * groups + g;
+        if constexpr (H == 2) acc[r][p] = fma(part[r][p], set1(step[i]), acc[r][p]);
+        add_minima<H, T.min>(acc[r][p], min, step[i], dsum[i], halves + 2 * i);
       }
     }
   }
@@ -167,19 +169,20 @@ inline void tile_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t ro
     for (int p = 0; p < NP; ++p) store(sums + (r * NP + p) * PANEL, acc[r][p]);
 }
 
-// Rows [row0, row1) times a chunk, in tiles of nearly equal height.
-template <int H, bool Min, bool Full, int NP>
-__attribute__((noinline)) void rows_decoded(const Chunk<NP>& chunk, const Activation& x, int64_t row0, int64_t row1, float* sums) {
-  constexpr int MOST = H == 2 && ROWS > 4 ? 4 : ROWS;  // two sums a row
+// Rows [row0, row1) times decoded groups, in tiles of nearly equal height.
+template <Layout L, int NP>
+__attribute__((noinline)) void rows_decoded(const DecodedGroup* at, int64_t group, int count, const Activation& x, int64_t row0,
+                                            int64_t row1, float* sums) {
+  constexpr int MOST = kind_of(L).halves == 2 && ROWS > 4 ? 4 : ROWS;  // two sums a row
   for (int64_t row = row0, tiles = (row1 - row0 + MOST - 1) / MOST; tiles; --tiles) {
     const int64_t rows = (row1 - row + tiles - 1) / tiles;
     switch (rows) {
-      case 1: tile_decoded<H, Min, Full, 1, NP>(chunk, x, row, sums); break;
-      case 2: tile_decoded<H, Min, Full, 2, NP>(chunk, x, row, sums); break;
-      case 3: tile_decoded<H, Min, Full, 3, NP>(chunk, x, row, sums); break;
-      case 4: tile_decoded<H, Min, Full, 4, NP>(chunk, x, row, sums); break;
-      case 5: if constexpr (MOST >= 5) tile_decoded<H, Min, Full, 5, NP>(chunk, x, row, sums); break;
-      case 6: if constexpr (MOST >= 6) tile_decoded<H, Min, Full, 6, NP>(chunk, x, row, sums); break;
+      case 1: tile_decoded<L, 1, NP>(at, group, count, x, row, sums); break;
+      case 2: tile_decoded<L, 2, NP>(at, group, count, x, row, sums); break;
+      case 3: tile_decoded<L, 3, NP>(at, group, count, x, row, sums); break;
+      case 4: tile_decoded<L, 4, NP>(at, group, count, x, row, sums); break;
+      case 5: if constexpr (MOST >= 5) tile_decoded<L, 5, NP>(at, group, count, x, row, sums); break;
+      case 6: if constexpr (MOST >= 6) tile_decoded<L, 6, NP>(at, group, count, x, row, sums); break;
     }
     row += rows;
     sums += rows * NP * PANEL;
@@ -189,18 +192,18 @@ __attribute__((noinline)) void rows_decoded(const Chunk<NP>& chunk, const Activa
 template <Layout L, int NP>
 void panels_decoded(const Matrix& w, const Activation& x, int64_t row0, int64_t row1, int64_t panel, const float* bias,
                     const float* residual, float* out) {
-  constexpr Kind T = kind_of(L);
   const int64_t groups = w.k / GROUP;
-  Chunk<NP> chunk;
-  chunk.zero = zero_of<L>();
+  DecodedGroup decoded[DECODED_GROUPS * NP];
   alignas(64) float sums[BLOCK_ROWS * NP * PANEL];
   for (; row0 < row1; row0 += BLOCK_ROWS) {
     const int64_t end = row1 - row0 < BLOCK_ROWS ? row1 : row0 + BLOCK_ROWS;
-    for (chunk.group = 0; chunk.group < groups; chunk.group += CHUNK) {
-      chunk.count = groups - chunk.group < CHUNK ? (int)(groups - chunk.group) : CHUNK;
+    for (int64_t group = 0; group < groups; group += DECODED_GROUPS) {
+      const int count = groups - group < DECODED_GROUPS ? (int)(groups - group) : DECODED_GROUPS;
       for (int p = 0; p < NP; ++p)
-        decode<L>(w, w.data + (size_t)(panel + p) * w.panel_bytes, chunk.group, chunk.count, 2048, chunk.panels[p]);
-      rows_decoded<T.halves, T.min, T.full, NP>(chunk, x, row0, end, sums);
+        for (int g = 0; g < count; g += CHUNK)
+          decode<L>(w, w.data + (size_t)(panel + p) * w.panel_bytes, group + g, count - g < CHUNK ? count - g : CHUNK, 2048,
+                    decoded + g * NP + p, NP);
+      rows_decoded<L, NP>(decoded, group, count, x, row0, end, sums);
     }
     for (int64_t r = row0; r < end; ++r)
       for (int p = 0; p < NP; ++p)
@@ -213,7 +216,7 @@ void matmul_layout(const Matrix& w, const Activation& x, int64_t row0, int64_t r
                    const float* bias, const float* residual, float* out) {
   int64_t panel = panel0;
   if constexpr (kind_of(L).form == Form::PLANES)
-    if (row1 - row0 <= FEW_ROWS<kind_of(L).halves>)
+    if (row1 - row0 <= few_rows(kind_of(L)))
       for (; panel < panel1; ++panel) rows_of_planes<L>(w, x, row0, row1, panel, bias, residual, out);
   for (; panel + PANELS <= panel1; panel += PANELS) panels_decoded<L, PANELS>(w, x, row0, row1, panel, bias, residual, out);
   if constexpr (PANELS > 1)
