@@ -16,6 +16,7 @@
 #include "math64.h"
 #include "pack.h"
 #include "program.h"
+#include "quantize.h"
 #include "roofline.h"
 #include "sampler.h"
 
@@ -56,6 +57,14 @@ std::vector<PackedMatrix> pack_matrices(std::shared_ptr<Arena> arena, std::share
   std::vector<PackedMatrix> out;
   for (const Matrix& m : pack(*arena, *pool, stored)) out.push_back({arena, m});
   return out;
+}
+
+std::pair<double, double> quantize_array(ThreadPool& pool, const std::string& isa, const std::string& source, const std::string& target,
+                                         Array1<uint8_t> data, Out1<uint8_t> blocks) {
+  const size_t taken = group_bytes(source, true), made = group_bytes(target, false), count = data.shape(0) / taken;
+  if (data.shape(0) % taken || blocks.shape(0) != count * made) throw std::invalid_argument("data and blocks hold different groups of 32 values");
+  nb::gil_scoped_release release;
+  return quantize_weights(pool, *kernels_for(isa), source, target, data.data(), (int64_t)count, blocks.data());
 }
 
 // Holds what the calls point to: weights, biases and norms stay alive as long as the program.
@@ -237,6 +246,9 @@ NB_MODULE(_native, m) {
   m.def("pack_all", &pack_matrices, "arena"_a, "pool"_a, "matrices"_a, "Pack several: (format, data, n, k) of each.");
   m.def("pack", &pack_matrix, "arena"_a, "pool"_a, "format"_a, "data"_a, "n"_a, "k"_a,
         "Pack a stored [n, k] matrix for the kernels.");
+
+  m.def("quantize_weights", &quantize_array, "pool"_a, "isa"_a, "source"_a, "target"_a, "data"_a, "blocks"_a,
+        "Full precision to blocks of Q8_0 or Q4_0; returns the sums of squares of errors and of values.");
 
   nb::class_<KvCache>(m, "KvCache")
       .def("__init__", [](KvCache* self, const std::string& dtype, int64_t layers, int64_t blocks, int32_t block_size, int32_t heads, int32_t head_dim) {

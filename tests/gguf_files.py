@@ -74,6 +74,8 @@ def write_model(
 
     In `metadata`, a value of None removes a key that `llama_metadata` has.
 
+    Arrays of bytes, rows of blocks, stay as they are; `quantize` says of which type.
+
     Python's bool, int (as uint32), float (float32), str and lists of them become GGUF values.
     """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_tensors)
@@ -105,7 +107,8 @@ def write_model(
         if target == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, array)
         else:
-            writer.add_tensor(name, gguf.quantize(array, target), raw_dtype=target)
+            blocks = array if array.dtype == np.uint8 else gguf.quantize(array, target)
+            writer.add_tensor(name, blocks, raw_dtype=target)
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -187,6 +187,9 @@ struct Kernels {
   int32_t (*chosen_of)(const float* weights, int64_t experts, int32_t limit, int32_t* ids);
   void (*add_scaled)(const float* x, float scale, int64_t n, float* out);  // out += scale * x
   void (*sample_row)(const SampleArgs& a, int64_t row, uint8_t* scratch);
+  // `count` groups of 32 weights in BF16, F16 or F32 to blocks of Q4_0 (`four`) or Q8_0. Adds to losses[0] the squares of what is
+  // lost, to losses[1] those of the values.
+  void (*quantize_weights)(Layout source, bool four, const uint8_t* from, int64_t count, uint8_t* to, double* losses);
   // Run so many rounds of independent multiply–accumulates; read memory in one of the patterns. The values returned
   // depend on all the work.
   int64_t (*peak_macs)(Peak peak, int64_t rounds);

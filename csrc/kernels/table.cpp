@@ -26,6 +26,7 @@ void route(const RouteArgs&, const float*, float*);
 int32_t chosen_of(const float*, int64_t, int32_t, int32_t*);
 void add_scaled(const float*, float, int64_t, float*);
 void sample_row(const SampleArgs&, int64_t, uint8_t*);
+void quantize_weights(Layout, bool, const uint8_t*, int64_t, uint8_t*, double*);
 int64_t peak_macs(Peak, int64_t);
 int64_t peak_macs_per_round(Peak);
 int64_t peak_read(int, const uint8_t*, size_t);
@@ -36,7 +37,7 @@ const Kernels* TT_CONCAT(kernels_, TT_ISA)() {
   using namespace TT_ISA;
   static const Kernels table = {TT_STRING(TT_ISA), matmul, dequantize_row, quantize, rms_norm, gated, softcap, sigmoid_mul,
                                 add, rope, kv_store, attention, attention_merge, route, chosen_of, add_scaled,
-                                sample_row, peak_macs, peak_macs_per_round, peak_read};
+                                sample_row, quantize_weights, peak_macs, peak_macs_per_round, peak_read};
   return &table;
 }
 

@@ -3,12 +3,13 @@
 `int8` stores matrices as Q8_0, `int4` as Q4_0: groups of 32 values with one scale, which is the least-squares one for
 the integers chosen. The embedding and the head stay at 8 bits with `int4`, too: they are read with every token, and
 errors there reach the answer directly. Routers of experts and everything that is no matrix stay as they are.
+
+What is chosen is said here in NumPy; who has something faster that chooses alike gives it to `quantize_checkpoint`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +27,17 @@ F32 = npt.NDArray[np.float32]
 
 QUANTIZATIONS = ("int8", "int4")
 GROUP = 32
-_VERSION = 1
+Quantizer = Callable[[U8, str, str], tuple[U8, float, float]]
+"""Bytes of whole groups of 32, their format (F32, F16, BF16), the type they get (Q8_0, Q4_0) → blocks [bytes]; sums of
+the squares of errors, and of values."""
+_VERSION = 2
 """Part of the fingerprint: raised by every change of what is chosen."""
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _EIGHT_BITS = {"embed": "embedding", "head": "head"}
 """Kept at 8 bits, and how the loss names them."""
 _KEPT = ("router", "shared_gate")
 _CHUNK = 8192
-"""Groups taken at a time: few enough for the cache, and enough that threads seldom wait for each other's Python."""
+"""Groups taken at a time: few enough for the cache."""
 _Q4_SPANS = (0.9, 1.0)
 """Scales tried, as parts of the one that spans a group's largest value. (More of them gain little: on normally
 distributed values the error is 8.4 % with the last alone, 8.25 % with both, 8.1 % with thirty.)"""
@@ -69,8 +73,26 @@ def _part(name: str) -> str:
     return "attention" if last in ("q", "k", "v", "o") else "feed_forward"
 
 
+def quantize_in_numpy(data: U8, format: str, target: str) -> tuple[U8, float, float]:
+    """See `Quantizer`."""
+    value_bytes = block_format(format).nbytes
+    groups = len(data) // (GROUP * value_bytes)
+    blocks = np.empty((groups, block_format(target).nbytes), np.uint8)
+    errors = squares = 0.0
+    for start in range(0, groups, _CHUNK):
+        stop = min(start + _CHUNK, groups)
+        values = data[start * GROUP * value_bytes : stop * GROUP * value_bytes]
+        x = dequantize(values, format, (stop - start, GROUP))
+        with np.errstate(invalid="ignore"):  # the caller finds what is no number by the squares
+            blocks[start:stop] = QUANTIZERS[target](x)
+            difference = dequantize(blocks[start:stop].reshape(-1), target, x.shape) - x
+        errors += float(np.vdot(difference, difference))
+        squares += float(np.vdot(x, x))
+    return blocks.reshape(-1), errors, squares
+
+
 def quantize_checkpoint(
-    checkpoint: Checkpoint, kind: str, *, threads: int = 1
+    checkpoint: Checkpoint, kind: str, *, quantize: Quantizer = quantize_in_numpy
 ) -> tuple[Checkpoint, QuantizationLoss]:
     """The checkpoint with its matrices in `kind`, and the loss, to be known once their bytes have been used.
 
@@ -85,7 +107,7 @@ def quantize_checkpoint(
             tensors[name] = tensor
             continue
         changed += 1
-        make = partial(_quantized, tensor, target, loss, threads, checkpoint.path)
+        make = partial(_quantized, tensor, target, loss, quantize, checkpoint.path)
         tensors[name] = replace(
             tensor, format=target, stored=Deferred(stored_bytes(target, tensor.shape), make)
         )
@@ -112,34 +134,13 @@ def _target(tensor: Tensor, kind: str) -> str | None:
     return "Q4_0" if kind == "int4" and tensor.name not in _EIGHT_BITS else "Q8_0"
 
 
-def _quantized(tensor: Tensor, target: str, loss: QuantizationLoss, threads: int, path: Path) -> U8:
+def _quantized(tensor: Tensor, target: str, loss: QuantizationLoss, quantize: Quantizer, path: Path) -> U8:
     """Bytes of the tensor in `target`; what is lost is noted in `loss`."""
-    data = tensor.data
-    groups = tensor.shape[0] * tensor.shape[1] // GROUP
-    value_bytes = block_format(tensor.format).nbytes
-    blocks = np.empty((groups, block_format(target).nbytes), np.uint8)
-    quantize = QUANTIZERS[target]
-
-    def part(start: int) -> tuple[float, float]:
-        stop = min(start + _CHUNK, groups)
-        values = data[start * GROUP * value_bytes : stop * GROUP * value_bytes]
-        x = dequantize(values, tensor.format, (stop - start, GROUP))
-        with np.errstate(invalid="ignore"):  # what is no number is found by its square, below
-            blocks[start:stop] = quantize(x)
-        difference = dequantize(blocks[start:stop].reshape(-1), target, x.shape) - x
-        return float(np.vdot(difference, difference)), float(np.vdot(x, x))
-
-    starts = range(0, groups, _CHUNK)
-    if threads > 1 and len(starts) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            sums = list(pool.map(part, starts))
-    else:
-        sums = [part(start) for start in starts]
-    errors, squares = sum(error for error, _ in sums), sum(square for _, square in sums)
+    blocks, errors, squares = quantize(tensor.data, tensor.format, target)
     if not np.isfinite(squares):
         raise file_error(path, f"tensor {tensor.name!r} holds values that are not numbers", DOWNLOAD_AGAIN)
     loss.sums[tensor.name] = errors, squares
-    return blocks.reshape(-1)
+    return blocks
 
 
 def quantize_q8_0(x: F32) -> U8:

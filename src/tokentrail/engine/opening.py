@@ -11,7 +11,7 @@ from tokentrail.checkpoints import (
     quantize_checkpoint,
 )
 from tokentrail.engine.config import STORED_QUANTIZATIONS, EngineConfig
-from tokentrail.ops.native import default_threads
+from tokentrail.ops.native import WeightQuantizer
 from tokentrail.protocol import InvalidRequest
 
 
@@ -37,4 +37,4 @@ def open_model(config: EngineConfig) -> tuple[Checkpoint, QuantizationLoss | Non
                 f"--quantization {kind}: {checkpoint.path} is {stored}. {remedy}", param="quantization"
             )
         return checkpoint, None
-    return quantize_checkpoint(checkpoint, kind, threads=config.threads or default_threads())
+    return quantize_checkpoint(checkpoint, kind, quantize=WeightQuantizer(config.threads))

@@ -49,6 +49,14 @@ def pack_all(
 def pack(
     arena: Arena, pool: ThreadPool, format: str, data: npt.NDArray[np.uint8], n: int, k: int
 ) -> Matrix: ...
+def quantize_weights(
+    pool: ThreadPool,
+    isa: str,
+    source: str,
+    target: str,
+    data: npt.NDArray[np.uint8],
+    blocks: npt.NDArray[np.uint8],
+) -> tuple[float, float]: ...
 
 class KvCache:
     def __init__(
