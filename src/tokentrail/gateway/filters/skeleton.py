@@ -1,0 +1,151 @@
+"""What a text looks like with its disguises taken off: width, case, accents, look-alikes, signs for letters, separators.
+
+Each character folds to its *skeleton* (one class of characters that stand for each other, or nothing where it only
+separates) and keeps its *letter* (what it is, for the closer look that decides). Two texts that a reader takes for the
+same word have the same skeleton; the reverse needs that closer look (`words.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
+
+_FORMS = {
+    # Small capitals and the like, which have no compatibility mapping.
+    **dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True)),
+    **dict(zip("ɑɡıøłđħŧʋƒ", "agioldhtvf", strict=True)),
+}
+"""Forms of Latin letters."""
+_LOOK_ALIKES = {
+    **dict(zip("авекмнорстухіјѕԁԛԝһӏ", "abekmhopctyxijsdqwhl", strict=True)),
+    **dict(zip("αβεικνορτυχω", "abeiknoptuxw", strict=True)),
+}
+"""Cyrillic and Greek letters drawn like Latin ones."""
+SIGNS = {
+    "@": "a", "$": "s", "!": "i", "|": "il", "€": "e", "¢": "c", "£": "l", "¡": "i", "+": "t", "(": "c", "§": "s",
+}  # fmt: skip
+"""Signs written for letters, and those letters."""
+DIGITS = {"0": "o", "1": "il", "3": "e", "4": "a", "5": "s", "7": "t", "8": "b", "9": "g"}
+"""Digits written for letters, and those letters."""
+_CLASS = {"l": "i"}
+"""Letters that one sign may stand for share a class."""
+_MARKED = ("LATIN", "GREEK", "CYRILLIC")
+"""Scripts whose letters mean the same without their accents."""
+
+
+class Folded(NamedTuple):
+    """A character without its disguise."""
+
+    skeleton: str
+    """Classes, usually one; empty for what only separates."""
+    letters: str
+    """What it is itself, for each class: itself folded, without what look-alikes and signs may stand for."""
+    ignorable: bool
+    """It has no width or only marks another character: nobody sees that it is there."""
+    disguised: bool
+    """A letter of another script, drawn like the one it folds to."""
+
+
+@functools.cache
+def _simplified() -> dict[str, str]:
+    """Traditional Chinese characters → simplified ones, from OpenCC's table; empty where that is not installed."""
+    found = importlib.util.find_spec("opencc")
+    if found is None or found.origin is None:
+        return {}
+    table = Path(found.origin).parent / "dictionary" / "TSCharacters.txt"
+    pairs = (line.split("\t") for line in table.read_text(encoding="utf-8").splitlines())
+    return {pair[0]: pair[1].split(" ")[0] for pair in pairs if len(pair) == 2}
+
+
+def _enclosed(character: str) -> str:
+    """Letters in boxes and flags, which Unicode's compatibility mapping leaves alone."""
+    code = ord(character)
+    for first in (0x1F130, 0x1F150, 0x1F170, 0x1F1E6):
+        if first <= code < first + 26:
+            return chr(ord("a") + code - first)
+    return character
+
+
+@functools.cache
+def fold(character: str) -> Folded:
+    """One character. Cached: there are few that are used."""
+    category = unicodedata.category(character)
+    # U+115F, U+1160, U+3164, U+FFA0 and U+2800 are letters and signs by category, and drawn as nothing.
+    if category in ("Mn", "Me", "Cf") or character in "\u115f\u1160\u3164\uffa0\u2800\u034f":
+        return Folded("", "", True, False)
+    text = unicodedata.normalize("NFKC", _enclosed(character)).casefold()
+    skeleton, letters = [], []
+    disguised = False
+    for one in text:
+        decomposed = unicodedata.normalize("NFKD", one)
+        base = decomposed[:1] if unicodedata.name(one, "").startswith(_MARKED) else one
+        base = _FORMS.get(base) or _simplified().get(base, base)
+        plain = _LOOK_ALIKES.get(base)
+        if plain is not None:
+            disguised = True
+            base = plain
+        stands = SIGNS.get(base) or DIGITS.get(base)
+        if stands is None and not base.isalnum():
+            continue
+        letter = (stands or base)[0]
+        skeleton.append(_CLASS.get(letter, letter))
+        letters.append(base)
+    return Folded("".join(skeleton), "".join(letters), False, disguised)
+
+
+def is_wide(letter: str) -> bool:
+    """Whether words of this letter's script are written without spaces between them."""
+    code = ord(letter)
+    return 0x2E80 <= code <= 0x9FFF or 0xAC00 <= code <= 0xD7AF or 0xF900 <= code <= 0xFAFF or code >= 0x20000
+
+
+class Folder:
+    """Folds whole texts, fast."""
+
+    def __init__(
+        self, *, separators: str = "", joiners: str = "", signs: bool = True, wide: str | None = None
+    ) -> None:
+        """`separators`, `wide`: what stands for a visible character that is no letter, and for one of a script without
+        spaces (None: itself); `joiners` fold to nothing; `signs`: signs are the letters that they may stand for.
+        """
+        self._table = _FolderTable(separators, joiners, signs, wide)
+        folded = {code: self._table[code] for code in range(128)}
+        self._deleted = bytes(code for code, to in folded.items() if not to)
+        self._ascii = bytes(ord(folded.get(code) or "\0") for code in range(256))
+
+    def __call__(self, text: str) -> str:
+        if text.isascii():
+            return text.encode().translate(self._ascii, self._deleted).decode()
+        return text.translate(self._table)
+
+
+class _FolderTable(dict[int, str]):
+    """For `str.translate`: fills itself as characters come."""
+
+    def __init__(self, separators: str, joiners: str, signs: bool, wide: str | None) -> None:
+        super().__init__()
+        self._separators, self._signs, self._wide = separators, signs, wide
+        self._joiners = frozenset(joiners)
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        folded = fold(character)
+        if character in self._joiners and not (self._signs and folded.skeleton):
+            found = ""
+        elif folded.letters in SIGNS and not self._signs:
+            found = self._separators
+        elif not folded.skeleton:
+            found = "" if folded.ignorable else self._separators
+        elif self._wide is not None and is_wide(folded.skeleton[0]):
+            found = self._wide
+        else:
+            found = folded.skeleton
+        self[code] = found
+        return found
+
+
+skeleton_of = Folder()
+"""The skeletons of all characters, joined."""

@@ -1,0 +1,384 @@
+"""Lists of forbidden words, found however they are disguised.
+
+Two looks at a text. The first is quick and clears ordinary text: Aho and Corasick's automaton (1975; the
+`ahocorasick_rs` library) over forms of it without its disguises. The second decides about each candidate, so that nothing
+ordinary is taken for a forbidden word:
+
+- A word of an alphabet stands alone: letters next to it make it another word (unless the list says `inside_words`).
+- What separates its letters must look like a disguise: nothing visible, joining signs (`fu*ck`), or the same separator
+  between all letters (`f u c k`, `法，轮，功`). Chinese characters may be apart by spaces and signs, not by a full stop.
+- Signs, digits and look-alikes may stand for letters, as long as there are as many real letters as digits and
+  look-alikes: `sh1t` and `b00b`, but not the phone called A55.
+- A letter may be repeated for emphasis, three times or more; `as` is not `ass`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import ahocorasick_rs
+
+from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, Folder, fold, is_wide, skeleton_of
+from tokentrail.gateway.filters.spans import Span, Window
+
+_LONGEST_GAP = 8
+"""Visible characters between two letters of a word."""
+JOINERS = "*_-~^`·•|‧・+=#%&/\\'’"
+"""Signs that, written within a word, are passed over by its reader."""
+_JOINERS = frozenset(JOINERS)
+_STOPS = frozenset("。，！？；：、,.!?;:…\n\r")
+_RUN = re.compile(r"([^ ])\1\1")
+_RUNS = re.compile(r"([^ ])\1+")
+_LETTER = r"[^\W\d_\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]"
+"""Of an alphabet."""
+_OUTER_SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}](?!{_LETTER}|\\d)")
+_CLOSING = re.compile(f"[!|+¡](?!{_LETTER}|\\d)")
+_MEANS = f"[{re.escape(''.join(SIGNS) + JOINERS)}\\d]"
+"""What may be part of a word or not."""
+_MEANING = re.compile(_MEANS)
+_ASCII_MEANING = re.compile("[" + re.escape("".join(c for c in [*SIGNS, *JOINERS] if c.isascii())) + "0-9]")
+"""The same, faster."""
+_ODD = re.compile(f"{_LETTER}{_MEANS}|{_MEANS}{_LETTER}")
+_DIGITS = re.compile(r"\d")
+_OUTER_DIGITS = re.compile(f"(?<!{_LETTER})\\d+|\\d+(?!{_LETTER})")
+_SPACED = re.compile(r" (?:\w ){3,}")
+"""Letters that stand one by one."""
+
+
+@dataclass(frozen=True)
+class _Word:
+    text: str
+    letters: str
+    """One for each class of its skeleton."""
+    gaps: frozenset[int]
+    """Before which letters the word itself has a separator."""
+
+
+@lru_cache(maxsize=4096)
+def _word(text: str) -> _Word:
+    letters, gaps = "", set()
+    separated = False
+    for character in text:
+        folded = fold(character)
+        if folded.letters:
+            if separated and letters:
+                gaps.add(len(letters))
+            letters += folded.letters
+            separated = False
+        elif not folded.ignorable:
+            separated = True
+    return _Word(text, letters, frozenset(gaps))
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """A class of a text's skeleton and where it comes from."""
+
+    at: int
+    """Index of its character."""
+    letter: str
+    disguised: bool
+
+
+class WordList:
+    """See the module. `inside_words`: also find words of an alphabet within longer ones."""
+
+    longest: int | None = 0
+    """Gaps have bounds, but what nobody sees may fill them without end; it is held back as it comes."""
+
+    def __init__(self, words: Iterable[str], *, inside_words: bool = False) -> None:
+        """Raises `ValueError` for a word of which nothing is left without its separators."""
+        self.inside_words = inside_words
+        self._skeletons: dict[str, list[str]] = {}
+        self._around = 0
+        """Words beside one that may be part of a phrase with it; its own separators may be more than one."""
+        alone: dict[str, list[str]] = {}
+        anywhere: dict[str, list[str]] = {}
+        for text in dict.fromkeys(words):
+            skeleton = skeleton_of(text)
+            if not skeleton:
+                raise ValueError(f"{text!r} has no letters or digits")
+            self._skeletons.setdefault(skeleton, []).append(text)
+            if inside_words or any(map(is_wide, skeleton)):
+                anywhere.setdefault(skeleton, []).append(text)
+                continue
+            parts = _spaced(text).split()
+            if len(parts) > 1:
+                self._around = max(self._around, 2 * len(parts))
+            for form in {f" {skeleton} ", f" {' '.join(parts)} "}:
+                alone.setdefault(form, []).append(text)
+        self._alone = _Automaton(alone)
+        self._anywhere = _Automaton(anywhere)
+        self._prefixes = _Prefixes(self._skeletons)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._skeletons.values()))
+
+    def watch(self) -> _WordWatcher:
+        return _WordWatcher(self)
+
+    def spans(self, text: str, final: bool) -> list[Span]:
+        candidates = self._candidates(text)
+        if not candidates:
+            return []
+        letters = _letters(text)
+        return [
+            span for word in sorted(candidates) for span in self._places(_word(word), letters, text, final)
+        ]
+
+    def _candidates(self, text: str) -> set[str]:
+        """The first look: words that may be in the text. All that are in it are among them."""
+        found: set[str] = set()
+        if self._anywhere.words and not (text.isascii() and not self.inside_words):
+            skeleton = skeleton_of(text)
+            found.update(self._anywhere.find(skeleton))
+        if self._alone.words:
+            spaced = f" {' '.join(_spaced(text, self._around).split())} "
+            found.update(self._alone.find(spaced))
+            for run in _SPACED.finditer(spaced):
+                found.update(self._within(run[0].replace(" ", "")))
+        return found
+
+    def _within(self, letters: str) -> Iterator[str]:
+        """Words within a run of single letters."""
+        for start in range(len(letters)):
+            for end in range(start + 3, min(len(letters), start + self._prefixes.longest) + 1):
+                yield from self._skeletons.get(letters[start:end], ())
+
+    def _places(self, word: _Word, letters: list[_Letter], text: str, final: bool) -> Iterator[Span]:
+        """The second look: where a word is. Runs of a letter are as long as the word's own, or three at least."""
+        skeleton = "".join(fold(one.letter).skeleton for one in letters)
+        runs = [match.span() for match in re.finditer(r"(.)\1*", skeleton, re.DOTALL)]
+        own = [match.span() for match in re.finditer(r"(.)\1*", skeleton_of(word.letters), re.DOTALL)]
+        collapsed = "".join(skeleton[start] for start, _ in runs)
+        wanted = "".join(skeleton_of(word.letters[start]) for start, _ in own)
+        at = collapsed.find(wanted)
+        while at >= 0:
+            yield from self._in_runs(word, own, runs[at : at + len(own)], letters, text, final)
+            at = collapsed.find(wanted, at + 1)
+
+    def _in_runs(
+        self,
+        word: _Word,
+        own: list[tuple[int, int]],
+        runs: list[tuple[int, int]],
+        letters: list[_Letter],
+        text: str,
+        final: bool,
+    ) -> Iterator[Span]:
+        """The match of a word's runs with as many of the text's. The first and the last may be parts of theirs:
+        `好好学` has 好学, and `ass$` ass.
+        """
+        last = len(own) - 1
+        for cut_first, cut_last in ((False, False), (True, False), (False, True), (True, True)):
+            chosen: list[_Letter] = []
+            wanted = ""
+            for number, ((start, end), (first, after)) in enumerate(zip(runs, own, strict=True)):
+                length, count = end - start, after - first
+                written = word.letters[first:after]
+                if (cut_first and number == 0) or (cut_last and number == last):
+                    if length <= count:
+                        break
+                    at = end - count if cut_first and number == 0 else start
+                    chosen += letters[at : at + count]
+                elif length == count or length >= max(3, count):
+                    written += written[-1] * (length - count)
+                    chosen += letters[start:end]
+                else:
+                    break
+                wanted += written
+            else:
+                if self._is(word, wanted, chosen, text, final):
+                    yield Span(chosen[0].at, chosen[-1].at + 1, word.text)
+
+    def _is(self, word: _Word, wanted: str, chosen: list[_Letter], text: str, final: bool) -> bool:
+        """`wanted`: the word's letters as often as they are written."""
+        real = faked = 0
+        for one, letter in zip(chosen, wanted, strict=True):
+            if one.letter == letter:
+                faked += one.disguised
+                real += not one.disguised
+            elif letter in DIGITS.get(one.letter, "") or (letter in "il" and one.letter in "il"):
+                faked += 1
+            elif letter not in SIGNS.get(one.letter, ""):
+                return False
+        if not real or faked > real:
+            return False
+        start, end = chosen[0].at, chosen[-1].at + 1
+        if not self.inside_words and not self._stands_alone(word, text, start, end, final):
+            return False
+        return _gaps_are_fine(word if wanted == word.letters else None, chosen, text, start, end)
+
+    @staticmethod
+    def _stands_alone(word: _Word, text: str, start: int, end: int, final: bool) -> bool:
+        """Words of an alphabet are not part of longer ones."""
+        if word.letters[0].isalpha() and not is_wide(word.letters[0]) and _is_letter(text, start - 1, -1):
+            return False
+        if word.letters[-1].isalpha() and not is_wide(word.letters[-1]):
+            following = _is_letter(text, end, 1)
+            return final if following is None else not following
+        return True
+
+
+_FOLDER = Folder(separators=" ", joiners=JOINERS, signs=False, wide=" ")
+_ODD_FOLDERS = {
+    signs: [Folder(separators=" ", joiners=joiners, signs=signs, wide=" ") for joiners in (JOINERS, "")]
+    for signs in (False, True)
+}
+
+
+def _spaced(text: str, around: int = 0) -> str:
+    """A text's words of an alphabet, without disguises, with spaces between them.
+
+    A sign or a digit beside a letter may be a letter, or itself, or nothing: all forms of such words are told, with so
+    many words `around` them as a phrase may have.
+    """
+    forms = [_FOLDER(text)]
+    odd = " ".join(word for word in _odd_words(text, around) if _ODD.search(word) is not None)
+    if not odd:
+        return forms[0]
+    for form in dict.fromkeys((odd, _OUTER_DIGITS.sub(" ", odd), _DIGITS.sub(" ", odd))):
+        forms += [folder(form) for folder in _ODD_FOLDERS[False]]
+        for inner in dict.fromkeys((_OUTER_SIGN.sub(" ", form), _CLOSING.sub(" ", form))):
+            forms += [folder(inner) for folder in _ODD_FOLDERS[True]]
+    return " ".join(dict.fromkeys(forms))
+
+
+def _odd_words(text: str, around: int) -> Iterator[str]:
+    """What stands between spaces and has such a sign, with so many words before and after."""
+    end = -1
+    for match in (_ASCII_MEANING if text.isascii() else _MEANING).finditer(text):
+        if match.start() <= end:
+            continue
+        start, end = match.start(), match.start()
+        for _ in range(around + 1):
+            start = max(0, text.rfind(" ", 0, start))
+            following = text.find(" ", end + 1)
+            end = len(text) if following < 0 else following
+        yield text[start:end]
+
+
+class _Automaton:
+    """Forms → words; also of texts in which a letter is repeated."""
+
+    def __init__(self, words: dict[str, list[str]]) -> None:
+        self.words = list(words.values())
+        collapsed: dict[str, list[str]] = {}
+        for form, same in words.items():
+            collapsed.setdefault(_RUNS.sub(r"\1", form), []).extend(same)
+        self._collapsed_words = list(collapsed.values())
+        kind = ahocorasick_rs.MatchKind.Standard
+        self._plain = ahocorasick_rs.AhoCorasick(list(words), matchkind=kind, store_patterns=False)
+        self._collapsed = ahocorasick_rs.AhoCorasick(list(collapsed), matchkind=kind, store_patterns=False)
+
+    def find(self, form: str) -> Iterator[str]:
+        for number, _, _ in self._plain.find_matches_as_indexes(form, overlapping=True):
+            yield from self.words[number]
+        if _RUN.search(form) is not None:
+            form = _RUNS.sub(r"\1", form)
+            for number, _, _ in self._collapsed.find_matches_as_indexes(form, overlapping=True):
+                yield from self._collapsed_words[number]
+
+
+class _Prefixes:
+    """Whether a text may go on to be a word."""
+
+    def __init__(self, skeletons: Iterable[str]) -> None:
+        collapsed = {_RUNS.sub(r"\1", skeleton) for skeleton in skeletons}
+        self._sorted = sorted(collapsed)
+        self.longest = max(map(len, skeletons), default=0)
+
+    def __contains__(self, start: str) -> bool:
+        """`start`: a skeleton without repetitions."""
+        at = bisect.bisect_left(self._sorted, start)
+        return at < len(self._sorted) and self._sorted[at].startswith(start)
+
+
+class _WordWatcher:
+    def __init__(self, words: WordList) -> None:
+        self._list = words
+
+    def look(self, window: Window) -> tuple[list[Span], int]:
+        text, base, final = window
+        spans = [Span(a + base, b + base, what) for a, b, what in self._list.spans(text, final)]
+        return spans, base + (len(text) if final else self._open_from(text))
+
+    def _open_from(self, text: str) -> int:
+        """The first place from which the text may go on to be a word, or is one whose end is not certain."""
+        letters = _letters(text)
+        prefixes = self._list._prefixes
+        skeleton = ""
+        first = len(text)
+        following = len(text)
+        for number in range(len(letters) - 1, -1, -1):
+            one = letters[number]
+            # What is behind a long gap is over.
+            if following - one.at > _LONGEST_GAP and _visible(text, one.at + 1, following) > _LONGEST_GAP:
+                break
+            following = one.at
+            kind = fold(one.letter).skeleton
+            if kind != skeleton[:1]:
+                skeleton = kind + skeleton
+                if len(skeleton) > prefixes.longest:
+                    break
+            if skeleton in prefixes and (
+                self._list.inside_words or is_wide(one.letter) or not _is_letter(text, one.at - 1, -1)
+            ):
+                first = one.at
+        return first
+
+
+def _letters(text: str) -> list[_Letter]:
+    found = []
+    for at, character in enumerate(text):
+        folded = fold(character)
+        for letter in folded.letters:
+            found.append(_Letter(at, letter, folded.disguised))
+    return found
+
+
+def _visible(text: str, start: int, end: int) -> int:
+    return sum(not fold(character).ignorable for character in text[start:end])
+
+
+def _is_letter(text: str, at: int, step: int) -> bool | None:
+    """Whether the next visible character in this direction is a letter of an alphabet; None: there is none."""
+    while 0 <= at < len(text):
+        character = text[at]
+        if not fold(character).ignorable:
+            return character.isalpha() and not is_wide(character)
+        at += step
+    return None
+
+
+def _gaps_are_fine(word: _Word | None, chosen: list[_Letter], text: str, start: int, end: int) -> bool:
+    gaps: list[str] = []
+    own = word.gaps if word is not None else frozenset()
+    for number, (one, following) in enumerate(zip(chosen, chosen[1:], strict=False), 1):
+        between = "".join(c for c in text[one.at + 1 : following.at] if not fold(c).ignorable)
+        if len(between) > _LONGEST_GAP:
+            return False
+        if number not in own or one.at == following.at:
+            gaps.append(between)
+    used = [gap for gap in gaps if gap]
+    if not used:
+        return True
+    regular = len(used) == len(gaps) and len(set(used)) == 1 and len(gaps) >= 2
+    if regular:
+        return True
+    if not all(is_wide(one.letter) for one in chosen):
+        return all(len(gap) <= 3 and _JOINERS.issuperset(gap) for gap in used)
+    if any(_STOPS.intersection(gap) or len(gap) > 3 for gap in used):
+        return False
+    if len(chosen) >= 3 or all(_JOINERS.issuperset(gap) for gap in used):
+        return True
+    # Two characters with a space between them are two words' ends, unless they stand alone.
+    return not _joins(text, start - 1) and not _joins(text, end)
+
+
+def _joins(text: str, at: int) -> bool:
+    return 0 <= at < len(text) and text[at].isalnum()

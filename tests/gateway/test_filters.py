@@ -1,0 +1,219 @@
+"""Filters: what they find, what they leave alone, and that no cut of a stream lets anything through."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokentrail.gateway.filters import Action, Pattern, Personal, Rule, StreamFilter, WordList, filtered, find
+from tokentrail.gateway.filters.personal import is_bank_card, is_identity_card
+
+WORDS = [
+    "damn", "ass", "shit", "boob", "pass out", "kill yourself", "棍棒", "违禁词", "违禁", "赌博网站", "A货", "kk粉",
+]  # fmt: skip
+LIST = WordList(WORDS)
+
+
+def found(text: str, words: WordList = LIST) -> set[str]:
+    return {text[span.start : span.end] for span in find(words, text)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "damn", "DAMN", "Damn!", "damn1", "ｄａｍｎ", "d\u200ba\u200bm\u200bn", "dámñ", "d̶a̶m̶n̶", "𝐝𝐚𝐦𝐧", "ⓓⓐⓜⓝ", "🅳🅰🅼🅽",
+        "🇩🇦🇲🇳", "ᴅᴀᴍɴ", "d a m n", "d.a.m.n", "d - a - m - n", "da*mn", "da_mn", "daaaamn", "dаmn", "d@mn", "d4mn", "DAMNNNN",
+        "\u202edamn", "d\u00adamn",
+    ],
+)  # fmt: skip
+def test_disguises_of_a_word_are_seen_through(text: str) -> None:
+    assert find(LIST, f"so {text} it")
+    assert find(LIST, text)
+    assert find(LIST, f"你{text}好")
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("$hit", "$hit"), ("sh1t", "sh1t"), ("a$$", "a$$"), ("b00b", "b00b"), ("(ass)", "ass"), ("@ss!", "@ss"), ("assss", "assss"),
+        ("kill  yourself", "kill  yourself"), ("kill-yourself", "kill-yourself"), ("kiIl yourself", "kiIl yourself"),
+        ("違禁詞", "違禁詞"), ("违 禁 词", "违 禁 词"), ("违*禁*词", "违*禁*词"), ("违，禁，词", "违，禁，词"), ("违\u200b禁词", "违\u200b禁词"),
+        ("违禁 词", "违禁 词"), ("賭博網站", "賭博網站"), ("Ａ货", "Ａ货"), ("棍-棒", "棍-棒"), ("KK粉", "KK粉"),
+    ],
+)  # fmt: skip
+def test_the_whole_of_a_disguised_word_is_found(text: str, whole: str) -> None:
+    assert whole in found(f"x {text} y")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assume", "class", "as so", "a Galaxy A55", "pass", "passport", "Damnation", "bass", "assess", "as, s",
+        "0455", "455", "$55", "八00b", "冰棍，棒极了", "冰棍 棒极了", "超违，禁止", "kill me yourself", "bo ob", "sh it", "сор",
+        "赌博。网站", "is hit", "pas s", "甲货", "粉kk",
+    ],
+)  # fmt: skip
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert found(text) == set()
+    assert found(f"so {text} it") == set()
+
+
+def test_words_within_words_where_the_list_says_so() -> None:
+    words = WordList(["damn"], inside_words=True)
+    assert found("goddamned", words) == {"damn"}
+    assert found("goddamned") == set()
+    assert found("goddаmned", words) == {"dаmn"}
+
+
+def test_a_word_without_letters_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no letters or digits"):
+        WordList(["..."])
+
+
+def test_clean_books_are_left_alone() -> None:
+    random.seed(3)
+    syllables = ["zor", "quv", "xil", "wub", "jek", "vyx"]
+    words = WordList(
+        {"".join(random.choices(syllables, k=3)) for _ in range(500)}
+        | {"".join(chr(random.randint(0x9000, 0x9FA0)) for _ in range(3)) for _ in range(2000)}
+    )
+    text = (
+        " ".join(
+            (string.ascii_lowercase, string.punctuation, "The quick brown fox. 我去公园散步，然后回家做饭。")
+        )
+        * 50
+    )
+    assert find(words, text) == []
+
+
+# --- patterns, personal data ---------------------------------------------------------------------------
+
+
+def test_patterns_know_how_long_they_can_be() -> None:
+    assert Pattern(r"ab{2,5}c").longest == 7
+    assert Pattern(r"a.*b").longest is None
+    assert Pattern(r"a.*b", longest=30).longest == 30
+    for wrong in ("(", r"(?<=a)b", "a*"):
+        with pytest.raises(ValueError):
+            Pattern(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("write to john.doe+x@mail.example.co.uk.", "email"),
+        ("电话：13800138000", "phone"),
+        ("+86 138-0013-8000", "phone"),
+        ("１３８００１３８０００", "phone"),
+        ("call +1 (415) 555-2671 now", "phone"),
+        ("11010519491231002X", "identity_card"),
+        ("110105 19491231 002x", "identity_card"),
+        ("card 4111 1111 1111 1111", "bank_card"),
+        ("4012-8888 8888-1881", "bank_card"),
+        ("key sk-proj-abcdefghijklmnopqrstuvwxyz012345", "key"),
+        ("AKIAIOSFODNN7EXAMPLE", "key"),
+    ],
+)  # fmt: skip
+def test_personal_data_is_found(text: str, kind: str) -> None:
+    assert {span.what for span in find(Personal(), text)} == {kind}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["4111 1111 1111 1112", "110105194912310021", "12800138000", "v1.2.3.4", "2026-12-01 10:00:00", "a@b", "3.14159265358979",
+     "1380013800", "138001380001", "x13800138000", "@everyone", "sk-short", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"],
+)  # fmt: skip
+def test_numbers_and_words_that_are_nobodys_are_left_alone(text: str) -> None:
+    assert find(Personal(), text) == []
+
+
+def test_check_digits() -> None:
+    right = [d for d in "0123456789X" if is_identity_card("11010519491231002" + d)]
+    assert right == ["X"]
+    assert [d for d in "0123456789" if is_bank_card("411111111111111" + d)] == ["1"]
+
+
+# --- streams -------------------------------------------------------------------------------------------
+
+
+def rules(*actions: Action) -> list[Rule]:
+    finders = [WordList(WORDS), Pattern(r"co+l{1,3}"), Personal(), Pattern(r"xx(ab)+")]
+    marks = [None, "[…]", "[private]", "#"]
+    return [
+        Rule(f"rule {number}", finder, action, replacement=mark)
+        for number, (finder, action, mark) in enumerate(zip(finders, actions, marks, strict=True))
+    ]
+
+
+pieces = st.sampled_from(
+    [*WORDS, "da", "mn", "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒", "s", "S", "$", "1", "co",
+     "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com", "sk-" + "a1" * 12, "x" * 30,
+     "4111 1111 ", "1111 1111", "hello world", "今天天气很好", "\n", "👨‍👩‍👧", "é", "e\u0301"]
+)  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    parts=st.lists(pieces, max_size=14),
+    cuts=st.lists(st.integers(0, 400), max_size=40),
+    actions=st.tuples(*[st.sampled_from(Action)] * 4),
+)
+def test_no_cut_of_a_stream_changes_what_comes_out(
+    parts: list[str], cuts: list[int], actions: tuple[Action, ...]
+) -> None:
+    text = "".join(parts)
+    whole, at_once = filtered(rules(*actions), text)
+    stream = StreamFilter(rules(*actions))
+    out = ""
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        out += stream.push(text[start:end])
+        assert whole.startswith(out)
+    out += stream.flush()
+    assert out == whole
+    assert stream.blocked == at_once.blocked or (
+        stream.blocked is not None
+        and at_once.blocked is not None
+        and stream.blocked.name == at_once.blocked.name
+    )
+    one_by_one = StreamFilter(rules(*actions))
+    assert "".join(map(one_by_one.push, text)) + one_by_one.flush() == whole
+
+
+@settings(max_examples=120, deadline=None)
+@given(parts=st.lists(pieces, max_size=14))
+def test_what_comes_out_is_clean(parts: list[str]) -> None:
+    rule = Rule("words", LIST, Action.MASK, replacement="█")
+    out, _ = filtered([rule], "".join(parts))
+    assert find(LIST, out.replace("█", "。\n█。\n")) == []
+
+
+def test_only_what_may_become_something_is_held() -> None:
+    stream = StreamFilter([Rule("words", LIST, Action.MASK)])
+    assert stream.push("hello world ") == "hello world "
+    assert stream.push("da") == ""
+    assert stream.push("n") == "dan"
+    assert stream.push("ce floor d") == "ce floor "
+    assert stream.push("amn") == ""
+    assert stream.push(" it") == "**** it"
+    assert stream.push("他违") == "他"
+    assert stream.push("反") == "违反"
+
+
+def test_a_block_ends_the_text_before_it() -> None:
+    stream = StreamFilter([Rule("words", LIST, Action.BLOCK)])
+    assert stream.push("oh da") == "oh "
+    assert stream.push("mn it all") == ""
+    assert stream.blocked is not None
+    assert stream.push("more") + stream.flush() == ""
+
+
+def test_a_pattern_without_a_longest_match_waits_for_the_end() -> None:
+    stream = StreamFilter([Rule("all", Pattern("a.*z"), Action.MASK, replacement="_")])
+    assert stream.push("xx a bc") == ""
+    assert stream.push("d z y") + stream.flush() == "xx _ y"
