@@ -26,8 +26,10 @@ def found(text: str, words: WordList = LIST) -> set[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "damn", "DAMN", "Damn!", "damn1", "ｄａｍｎ", "d\u200ba\u200bm\u200bn", "dámñ", "d̶a̶m̶n̶", "𝐝𝐚𝐦𝐧", "ⓓⓐⓜⓝ", "🅳🅰🅼🅽",
-        "🇩🇦🇲🇳", "ᴅᴀᴍɴ", "d a m n", "d.a.m.n", "d - a - m - n", "da*mn", "da_mn", "daaaamn", "dаmn", "d@mn", "d4mn", "DAMNNNN",
+        "damn", "DAMN", "Damn!", "damn1", "ｄａｍｎ", "d\u200ba\u200bm\u200bn", "dámñ", "d̶a̶m̶n̶", "𝐝𝐚𝐦𝐧",
+        "ⓓⓐⓜⓝ", "🅳🅰🅼🅽",
+        "🇩🇦🇲🇳", "ᴅᴀᴍɴ", "d a m n", "d.a.m.n", "d - a - m - n", "da*mn", "da_mn", "daaaamn", "dаmn", "d@mn",
+        "d4mn", "DAMNNNN",
         "\u202edamn", "d\u00adamn",
     ],
 )  # fmt: skip
@@ -40,9 +42,11 @@ def test_disguises_of_a_word_are_seen_through(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "whole"),
     [
-        ("$hit", "$hit"), ("sh1t", "sh1t"), ("a$$", "a$$"), ("b00b", "b00b"), ("(ass)", "ass"), ("@ss!", "@ss"), ("assss", "assss"),
+        ("$hit", "$hit"), ("sh1t", "sh1t"), ("a$$", "a$$"), ("b00b", "b00b"), ("(ass)", "ass"),
+        ("@ss!", "@ss"), ("assss", "assss"),
         ("kill  yourself", "kill  yourself"), ("kill-yourself", "kill-yourself"), ("kiIl yourself", "kiIl yourself"),
-        ("違禁詞", "違禁詞"), ("违 禁 词", "违 禁 词"), ("违*禁*词", "违*禁*词"), ("违，禁，词", "违，禁，词"), ("违\u200b禁词", "违\u200b禁词"),
+        ("違禁詞", "違禁詞"), ("违 禁 词", "违 禁 词"), ("违*禁*词", "违*禁*词"), ("违，禁，词", "违，禁，词"),
+        ("违\u200b禁词", "违\u200b禁词"),
         ("违禁 词", "违禁 词"), ("賭博網站", "賭博網站"), ("Ａ货", "Ａ货"), ("棍-棒", "棍-棒"), ("KK粉", "KK粉"),
     ],
 )  # fmt: skip
@@ -125,7 +129,8 @@ def test_personal_data_is_found(text: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["4111 1111 1111 1112", "110105194912310021", "12800138000", "v1.2.3.4", "2026-12-01 10:00:00", "a@b", "3.14159265358979",
+    ["4111 1111 1111 1112", "110105194912310021", "12800138000", "v1.2.3.4", "2026-12-01 10:00:00", "a@b",
+    "3.14159265358979",
      "1380013800", "138001380001", "x13800138000", "@everyone", "sk-short", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"],
 )  # fmt: skip
 def test_numbers_and_words_that_are_nobodys_are_left_alone(text: str) -> None:
@@ -151,8 +156,10 @@ def rules(*actions: Action) -> list[Rule]:
 
 
 pieces = st.sampled_from(
-    [*WORDS, "da", "mn", "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒", "s", "S", "$", "1", "co",
-     "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com", "sk-" + "a1" * 12, "x" * 30,
+    [*WORDS, "da", "mn", "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒",
+    "s", "S", "$", "1", "co",
+     "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com",
+     "sk-" + "a1" * 12, "x" * 30,
      "4111 1111 ", "1111 1111", "hello world", "今天天气很好", "\n", "👨‍👩‍👧", "é", "e\u0301"]
 )  # fmt: skip
 

@@ -40,6 +40,8 @@ class Answer(Protocol):
     timing: Timing
     """Grows like `usage`."""
     num_choices: int
+    headers: dict[str, str]
+    """What clients are told beside the answer. May grow until its end."""
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         """Batches of chunks, each of what was ready at once; never empty.

@@ -255,6 +255,7 @@ class LocalAnswer:
         self.timing = admission.timing
         self.sampling = admission.request.sampling
         self.num_choices = len(admission.sequences)
+        self.headers: dict[str, str] = {}
         self._engine = engine
         self._admission = admission
         self._chunks = self._run()

@@ -1,4 +1,5 @@
 """Who may ask, how much, about what, and who answers: what production puts between clients and models.
 
-Without a configuration file none of it runs. So far: `filters`, which keep forbidden text out of prompts and answers.
+Without a deployment file (`config`) none of it runs. So far: `filters`, which keep forbidden text out of prompts and
+answers.
 """

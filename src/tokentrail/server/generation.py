@@ -126,7 +126,8 @@ class Generation(Response):
                         await self._send_stream(answer, send)
                     else:
                         body = msgspec.json.encode(self._dialect.whole(answer, await collect(answer)))
-                        response = Response(body, headers=self._id_header, media_type="application/json")
+                        headers = {**self._id_header, **answer.headers}
+                        response = Response(body, headers=headers, media_type="application/json")
                         self._responding = True
                         await response(scope, receive, send)
                 finally:
@@ -188,7 +189,7 @@ class Generation(Response):
             await asyncio.wait({first}, timeout=FIRST_CHUNK_WAIT)
             if first.done():
                 first.result()
-            headers = {"content-type": stream.media_type, **HEADERS, **self._id_header}
+            headers = {"content-type": stream.media_type, **HEADERS, **self._id_header, **answer.headers}
             raw = [(k.encode(), v.encode()) for k, v in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             self._stream = stream

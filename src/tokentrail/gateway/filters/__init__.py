@@ -1,7 +1,7 @@
 """Keeping forbidden text out of prompts and answers: word lists, regular expressions, personal data.
 
-A `Finder` finds places in a text, whole or still being written; a `Rule` says what is done about them; `StreamFilter` does
-it, holding back only what may still become something forbidden.
+A `Finder` finds places in a text, whole or still being written; a `Rule` says what is done about them; `StreamFilter`
+does it, holding back only what may still become something forbidden.
 """
 
 from tokentrail.gateway.filters.patterns import Pattern

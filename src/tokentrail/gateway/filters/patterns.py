@@ -1,12 +1,13 @@
 """Regular expressions, by RE2: linear in the text's length, whatever is written in them.
 
-A pattern that watches a stream must say how long a match can be. Most say so themselves; of those that do not (`.*`), the
-rule has to, or the whole answer is held back until it is written.
+A pattern that watches a stream must say how long a match can be. Most say so themselves; of those that do not (`.*`),
+the rule has to, or the whole answer is held back until it is written.
 """
 
 from __future__ import annotations
 
-import re._parser as sre  # type: ignore[import-not-found]
+import importlib
+import sys
 from typing import Any
 
 import re2
@@ -46,6 +47,7 @@ class Pattern:
 
 def _width(pattern: str) -> int | None:
     """Characters of the longest match; None: there is no longest, or the pattern is RE2's own."""
+    sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
     try:
         width = int(sre.parse(pattern).getwidth()[1])
     except Exception:  # what RE2 takes and Python does not

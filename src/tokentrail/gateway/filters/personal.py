@@ -1,7 +1,7 @@
 """Personal data: e-mail addresses, telephone numbers, identity cards, bank cards, and the keys of services.
 
-Numbers are found however they are grouped (`6222 0200-0000 0000`), in any of Unicode's digits, and count only where their
-check digits are right: of random 16-digit numbers nine in ten are left alone.
+Numbers are found however they are grouped (`6222 0200-0000 0000`), in any of Unicode's digits, and count only where
+their check digits are right: of random 16-digit numbers nine in ten are left alone.
 """
 
 from __future__ import annotations

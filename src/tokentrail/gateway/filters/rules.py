@@ -30,6 +30,8 @@ class Rule:
     outputs: bool = True
     replacement: str | None = None
     """Of what is masked; None: a * for each character."""
+    category: str = ""
+    """What /v1/moderations calls it."""
 
 
 @dataclass(frozen=True)

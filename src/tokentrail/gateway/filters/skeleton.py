@@ -1,4 +1,4 @@
-"""What a text looks like with its disguises taken off: width, case, accents, look-alikes, signs for letters, separators.
+"""A text with its disguises taken off: width, case, accents, look-alikes, signs for letters, separators.
 
 Each character folds to its *skeleton* (one class of characters that stand for each other, or nothing where it only
 separates) and keeps its *letter* (what it is, for the closer look that decides). Two texts that a reader takes for the

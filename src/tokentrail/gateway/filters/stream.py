@@ -27,7 +27,9 @@ class StreamFilter:
     However the text is cut into pieces, what comes out, joined, is the same: what the rules make of the whole text.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], *, json: bool = False) -> None:
+        """`json`: the text is JSON, and still is with its strings and numbers masked."""
+        self._json = json
         self._watched = [(rule, rule.finder.watch()) for rule in rules]
         self._text = ""
         """The last characters that were dealt with, and those that are held."""
@@ -44,6 +46,11 @@ class StreamFilter:
         """All that was found, each once."""
         self.blocked: Rule | None = None
         """The rule that ended the text. Nothing comes out any more."""
+
+    @property
+    def held(self) -> int:
+        """Characters that wait."""
+        return self._base + len(self._text) - self._done
 
     def push(self, text: str) -> str:
         """Add to the text; returns what may be shown."""
@@ -100,11 +107,12 @@ class StreamFilter:
             if mask.end <= at or mask.start >= upto:
                 continue
             parts.append(self._slice(at, mask.start))
-            end = min(mask.end, upto)
-            if mask.rule.replacement is None:
-                parts.append("*" * (end - max(mask.start, at)))
+            start, end = max(mask.start, at), min(mask.end, upto)
+            replacement = mask.rule.replacement
+            if replacement is None or self._json:
+                parts += ("9" if self._json and c.isdigit() else "*" for c in self._slice(start, end))
             elif mask.start >= at:
-                parts.append(mask.rule.replacement)
+                parts.append(replacement)
             at = end
         parts.append(self._slice(at, upto))
         self._done = upto

@@ -1,20 +1,22 @@
 """Lists of forbidden words, found however they are disguised.
 
 Two looks at a text. The first is quick and clears ordinary text: Aho and Corasick's automaton (1975; the
-`ahocorasick_rs` library) over forms of it without its disguises. The second decides about each candidate, so that nothing
-ordinary is taken for a forbidden word:
+`ahocorasick_rs` library) over forms of it without its disguises. The second decides about each candidate, so that
+nothing ordinary is taken for a forbidden word:
 
 - A word of an alphabet stands alone: letters next to it make it another word (unless the list says `inside_words`).
-- What separates its letters must look like a disguise: nothing visible, joining signs (`fu*ck`), or the same separator
-  between all letters (`f u c k`, `法，轮，功`). Chinese characters may be apart by spaces and signs, not by a full stop.
+- What separates its letters must look like a disguise: nothing visible, joining signs (`da*mn`), or the same separator
+  between all letters (`d a m n`, `违，禁，词`). Chinese characters may be apart by spaces and signs,
+  not by a full stop.
 - Signs, digits and look-alikes may stand for letters, as long as there are as many real letters as digits and
-  look-alikes: `sh1t` and `b00b`, but not the phone called A55.
+  look-alikes: `d4mn` and `b00b`, but not the phone called A55.
 - A letter may be repeated for emphasis, three times or more; `as` is not `ass`.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -358,7 +360,7 @@ def _is_letter(text: str, at: int, step: int) -> bool | None:
 def _gaps_are_fine(word: _Word | None, chosen: list[_Letter], text: str, start: int, end: int) -> bool:
     gaps: list[str] = []
     own = word.gaps if word is not None else frozenset()
-    for number, (one, following) in enumerate(zip(chosen, chosen[1:], strict=False), 1):
+    for number, (one, following) in enumerate(itertools.pairwise(chosen), 1):
         between = "".join(c for c in text[one.at + 1 : following.at] if not fold(c).ignorable)
         if len(between) > _LONGEST_GAP:
             return False

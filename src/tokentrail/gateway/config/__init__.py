@@ -1,0 +1,6 @@
+"""The deployment file: what `tokentrail serve --config deploy.yaml` turns on, checked whole before anything starts."""
+
+from tokentrail.gateway.config.reading import ConfigError, load, parse, schema
+from tokentrail.gateway.config.settings import Deployment, FilterSettings
+
+__all__ = ["ConfigError", "Deployment", "FilterSettings", "load", "parse", "schema"]

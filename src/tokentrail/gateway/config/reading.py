@@ -1,0 +1,141 @@
+"""YAML → settings; each mistake is told with its line."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tokentrail.gateway.config.settings import Deployment
+from tokentrail.protocol import TokentrailError
+
+_LARGEST = 16 * 1024 * 1024
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_Path = tuple[int | str, ...]
+
+
+class ConfigError(TokentrailError):
+    """A deployment file that cannot be used: each mistake on its own line, as `file:line: setting: what is wrong`."""
+
+
+def load(path: str | Path) -> Deployment:
+    """Read and check a file. Raises `ConfigError`."""
+    file = Path(path)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}.") from None
+    if len(raw) > _LARGEST:
+        raise ConfigError(
+            f"{file}: is larger than {_LARGEST // 2**20} MiB. Put long lists into files of their own."
+        )
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{file}:{line}: is not UTF-8 text.") from None
+    return parse(text, str(file))
+
+
+def parse(text: str, name: str = "deploy.yaml") -> Deployment:
+    """Check a file's text. `${NAME}` is replaced by the environment's variable: secrets need not be in the file."""
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(
+            f"{name}{where}: is not YAML: {getattr(error, 'problem', None) or error}."
+        ) from None
+    lines: dict[_Path, int] = {(): 1}
+    values = _Values(yaml, name, lines)
+    try:
+        value = {} if node is None else values.of(node, ())
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{name}:1: must be a mapping of settings, such as `filters:`, not {_plain(value)}."
+        )
+    try:
+        return Deployment.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_told(name, lines, one) for one in error.errors())) from None
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a deployment file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Deployment.model_json_schema()}
+
+
+class _Values:
+    """YAML's nodes → values, and where they stand."""
+
+    def __init__(self, yaml: Any, name: str, lines: dict[_Path, int]) -> None:
+        self._yaml = yaml
+        self._name = name
+        self._lines = lines
+        self._loader = yaml.SafeLoader("")
+
+    def of(self, node: Any, path: _Path) -> Any:
+        yaml = self._yaml
+        line: int = node.start_mark.line + 1
+        self._lines[path] = line
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item, (*path, at)) for at, item in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            value = self._loader.construct_object(node)
+            return self._filled(value, line) if isinstance(value, str) else value
+        found: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = self._loader.construct_object(key_node)
+            at = key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ConfigError(f"{self._name}:{at}: {key!r} is not the name of a setting.")
+            inner = (*path, key)
+            if key in found:
+                raise ConfigError(f"{self._name}:{at}: {_dotted(inner)} is given twice.")
+            found[key] = self.of(value_node, inner)
+            self._lines[inner] = at
+        return found
+
+    def _filled(self, text: str, line: int) -> str:
+        def value(match: re.Match[str]) -> str:
+            found = os.environ.get(match[1])
+            if found is None:
+                raise ConfigError(f"{self._name}:{line}: the environment has no variable {match[1]}.")
+            return found
+
+        return _VARIABLE.sub(value, text)
+
+
+def _told(name: str, lines: dict[_Path, int], error: Any) -> str:
+    path: _Path = error["loc"]
+    while path not in lines:
+        path = path[:-1]
+    field = _dotted(error["loc"])
+    if error["type"] == "extra_forbidden":
+        what = "there is no such setting"
+    elif error["type"] == "missing":
+        what = "must be given"
+    elif error["type"] == "value_error":
+        what = str(error["ctx"]["error"])
+    else:
+        what = re.sub(r"^Input should be (a valid )?", "must be ", error["msg"])
+        what += f", not {_plain(error['input'])}"
+    return f"{name}:{lines[path]}: {field + ': ' if field else ''}{what}."
+
+
+def _plain(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _dotted(path: _Path) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

@@ -1,0 +1,344 @@
+"""Filters around a backend: prompts are checked before they reach it, answers before they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tokentrail.answer import (
+    Answer,
+    AnswerRequest,
+    Backend,
+    CallPiece,
+    ChatPrompt,
+    Chunk,
+    EmbeddingRequest,
+    Embeddings,
+    Prompt,
+    TextPrompt,
+    TokenLogprob,
+    TokensPrompt,
+)
+from tokentrail.gateway.filters import Action, Finding, Rule, StreamFilter, filtered
+from tokentrail.gateway.forwarding import ForwardingBackend
+from tokentrail.observability import Metrics
+from tokentrail.protocol import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+FLAGGED = "x-tokentrail-flagged"
+"""The header that names the rules which found something and let it pass."""
+_LONG = 20_000
+"""Characters of a prompt from which looking through it may hold up other streams, and goes to a thread."""
+_NAMES = frozenset({"role", "type", "id", "tool_call_id"})
+"""What stands in messages and is no text of anybody's."""
+
+
+class ContentFiltered(InvalidRequest):
+    """A rule does not let this prompt pass."""
+
+    code = "content_filter"
+
+
+class FilteringBackend(ForwardingBackend):
+    """See `answer.backend.Backend`."""
+
+    def __init__(self, inner: Backend, rules: Sequence[Rule], metrics: Metrics) -> None:
+        super().__init__(inner)
+        self.rules = list(rules)
+        """May be replaced at any time; what has begun goes on with those that it began with."""
+        self._metrics = metrics
+
+    async def open(self, request: AnswerRequest) -> Answer:
+        rules = self.rules
+        flagged = await self._check(request.prompts, [rule for rule in rules if rule.inputs])
+        answer = await self.inner.open(request)
+        outputs = [rule for rule in rules if rule.outputs]
+        return FilteredAnswer(answer, outputs, self._metrics, flagged) if outputs or flagged else answer
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        await self._check(request.prompts, [rule for rule in self.rules if rule.inputs])
+        return await self.inner.embed(request)
+
+    async def _check(self, prompts: list[Prompt], rules: list[Rule]) -> list[str]:
+        """Mask in place, refuse, or return the names of the rules that flag."""
+        if not rules:
+            return []
+        if sum(len(text) for prompt in prompts for text in _texts(prompt)) < _LONG:
+            return self._checked(prompts, rules)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._checked, prompts, rules)
+
+    def _checked(self, prompts: list[Prompt], rules: list[Rule]) -> list[str]:
+        found: list[Finding] = []
+        for number, prompt in enumerate(prompts):
+            field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+            def clean(text: str, field: str = field) -> str:
+                masked, stream = filtered(rules, text)
+                found.extend(stream.findings)
+                if stream.blocked is not None:
+                    report(found, "input", self._metrics)
+                    raise ContentFiltered(
+                        f"The {field} have something that the rule {stream.blocked.name!r} does not let pass."
+                        if field == "messages"
+                        else f"The {field} has something that the rule {stream.blocked.name!r} does not let pass.",
+                        param=field,
+                    )
+                return masked
+
+            prompts[number] = self._cleaned(prompt, clean)
+        report(found, "input", self._metrics)
+        return list(dict.fromkeys(one.rule.name for one in found if one.rule.action is Action.FLAG))
+
+    def _cleaned(self, prompt: Prompt, clean: Callable[[str], str]) -> Prompt:
+        if isinstance(prompt, TextPrompt):
+            return TextPrompt(clean(prompt.text))
+        if isinstance(prompt, TokensPrompt):
+            text = self.inner.detokenize(prompt.token_ids)
+            if clean(text) != text:
+                raise ContentFiltered(
+                    "The prompt has something that must be masked, which token ids cannot be: send it as text.",
+                    param="prompt",
+                )
+            return prompt
+        return msgspec.structs.replace(
+            prompt,
+            messages=_map_texts(prompt.messages, clean),
+            tools=_map_texts(prompt.tools, clean),
+            template_kwargs=_map_texts(prompt.template_kwargs, clean),
+        )
+
+
+def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
+    """Count what was found, and name the rules in the log: never the text."""
+    for name, action in {(one.rule.name, one.rule.action.value) for one in found}:
+        metrics.filter_matches[name, side, action] += 1
+        log.info("the filter %r found something in the %s: %s", name, side, action)
+
+
+class FilteredAnswer:
+    """See `answer.backend.Answer`."""
+
+    def __init__(
+        self, inner: Answer, rules: Sequence[Rule], metrics: Metrics, flagged: Sequence[str] = ()
+    ) -> None:
+        """`flagged`: names of rules that flagged the prompt."""
+        self._inner = inner
+        self._metrics = metrics
+        self.id, self.model, self.created = inner.id, inner.model, inner.created
+        self.seed, self.fingerprint = inner.seed, inner.fingerprint
+        self.prompt_token_ids = inner.prompt_token_ids
+        self.usage, self.timing = inner.usage, inner.timing
+        self.num_choices = inner.num_choices
+        self.headers = inner.headers
+        self._choices = [_ChoiceFilter(index, rules) for index in range(inner.num_choices)]
+        self._told: set[str] = set()
+        self._flag(flagged)
+        self._kept: tuple[Chunk, Chunk | None] | None = None
+        """A chunk that was filtered and not taken, which comes by iteration once more."""
+        self._chunks = self._run()
+
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        return self._chunks
+
+    async def _run(self) -> AsyncGenerator[list[Chunk], None]:
+        async for chunks in self._inner:
+            passed = [passed for chunk in chunks if (passed := self._pass(chunk)) is not None]
+            if passed:
+                yield passed
+            if self._over:
+                # What a rule has ended need not be written to its end.
+                await self._inner.aclose()
+                return
+
+    def divert(self, take: Callable[[Chunk], bool]) -> None:
+        def through(chunk: Chunk) -> bool:
+            passed = self._pass(chunk)
+            if not self._over and (passed is None or take(passed)):
+                return True
+            self._kept = chunk, passed
+            return False
+
+        self._inner.divert(through)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        await self._chunks.aclose()
+
+    def sent(self, seconds: float) -> None:
+        self._inner.sent(seconds)
+
+    @property
+    def _over(self) -> bool:
+        return all(choice.over for choice in self._choices)
+
+    def _pass(self, chunk: Chunk) -> Chunk | None:
+        if self._kept is not None and self._kept[0] is chunk:
+            passed, self._kept = self._kept[1], None
+            return passed
+        choice = self._choices[chunk.index]
+        passed = choice.take(chunk)
+        for finding in choice.new_findings():
+            rule = finding.rule
+            if rule.name not in self._told:
+                self._told.add(rule.name)
+                report([finding], "output", self._metrics)
+                if rule.action is Action.FLAG:
+                    self._flag([rule.name])
+        return passed
+
+    def _flag(self, names: Sequence[str]) -> None:
+        for name in names:
+            told = self.headers.get(FLAGGED)
+            self.headers[FLAGGED] = name if told is None else f"{told}, {name}"
+
+
+class _ChoiceFilter:
+    """One choice: its text, its thoughts and each of its calls are texts of their own."""
+
+    def __init__(self, index: int, rules: Sequence[Rule]) -> None:
+        self._index = index
+        self._rules = rules
+        self._text = StreamFilter(rules)
+        self._reasoning = StreamFilter(rules)
+        self._call: tuple[int, StreamFilter] | None = None
+        self.over = False
+        self._streams = [self._text, self._reasoning]
+        self._told = 0
+        self._seen = self._shown = 0
+        """Characters of the text that came, and that went."""
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._masks = 0
+
+    def take(self, chunk: Chunk) -> Chunk | None:
+        """What may be shown; None: nothing now."""
+        if self.over:
+            return None
+        finish = chunk.finish_reason
+        reasoning = self._reasoning.push(chunk.reasoning)
+        if chunk.text or chunk.calls or finish:
+            reasoning += self._flush_reasoning()
+        text = self._text.push(chunk.text)
+        if chunk.calls or finish:
+            text += self._flush_text()
+        calls = list(self._calls(chunk.calls, bool(finish)))
+        self._seen += len(chunk.text)
+        if any(stream.blocked for stream in self._streams):
+            finish = "content_filter"
+            self.over = True
+        self._shown += len(text)
+        ids, logprobs = self._tokens(chunk)
+        self.over = self.over or finish is not None
+        if not (text or reasoning or calls or ids or logprobs or finish):
+            return None
+        return Chunk(
+            index=self._index,
+            text=text,
+            reasoning=reasoning,
+            calls=calls,
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason=finish,
+            stop_reason=None if finish == "content_filter" else chunk.stop_reason,
+        )
+
+    def new_findings(self) -> list[Finding]:
+        found = [finding for stream in self._streams for finding in stream.findings]
+        new, self._told = found[self._told :], len(found)
+        return new
+
+    def _flush_reasoning(self) -> str:
+        """Thoughts are over; others may follow."""
+        if not self._reasoning.held:
+            return ""
+        text = self._reasoning.flush()
+        if self._reasoning.blocked is None:
+            self._reasoning = StreamFilter(self._rules)
+            self._streams.append(self._reasoning)
+        return text
+
+    def _flush_text(self) -> str:
+        if not self._text.held:
+            return ""
+        text = self._text.flush()
+        if self._text.blocked is None:
+            self._text = StreamFilter(self._rules)
+            self._streams.append(self._text)
+        return text
+
+    def _calls(self, pieces: Sequence[CallPiece], finished: bool) -> Iterator[CallPiece]:
+        for piece in pieces:
+            if self._call is None or self._call[0] != piece.index:
+                yield from self._end_call()
+                self._call = piece.index, StreamFilter(self._rules, json=True)
+                self._streams.append(self._call[1])
+            arguments = self._call[1].push(piece.arguments)
+            if arguments or piece.name is not None:
+                yield CallPiece(piece.index, arguments, piece.id, piece.name)
+        if finished:
+            yield from self._end_call()
+
+    def _end_call(self) -> Iterator[CallPiece]:
+        if self._call is not None:
+            index, stream = self._call
+            self._call = None
+            if rest := stream.flush():
+                yield CallPiece(index, rest)
+
+    def _tokens(self, chunk: Chunk) -> tuple[list[int], list[TokenLogprob] | None]:
+        """Ids and log-probabilities spell the text, too: they wait as it does, and where it is masked they are left out."""
+        self._ids += chunk.token_ids
+        self._logprobs += chunk.logprobs or ()
+        asked = chunk.logprobs is not None
+        if any(stream.held for stream in self._streams) and not self.over:
+            return [], [] if asked else None
+        masks = sum(
+            finding.rule.action in (Action.MASK, Action.BLOCK)
+            for stream in self._streams
+            for finding in stream.findings
+        )
+        ids, logprobs = self._ids, self._logprobs
+        self._ids, self._logprobs = [], []
+        if masks != self._masks:
+            self._masks = masks
+            return [], [] if asked else None
+        if shift := self._shown - self._seen:
+            logprobs = [
+                msgspec.structs.replace(entry, offset=max(0, entry.offset + shift)) for entry in logprobs
+            ]
+        return ids, logprobs if asked else None
+
+
+def _texts(prompt: Prompt) -> Iterator[str]:
+    if isinstance(prompt, TextPrompt):
+        yield prompt.text
+    elif isinstance(prompt, ChatPrompt):
+        yield from _strings([prompt.messages, prompt.tools, prompt.template_kwargs])
+    else:
+        yield " " * len(prompt.token_ids)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in _NAMES:
+                yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: inner if key in _NAMES else _map_texts(inner, change) for key, inner in value.items()}
+    return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,58 @@
+"""A backend before another one, which it asks everything. What stands between clients and models changes some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokentrail.answer import (
+    Answer,
+    AnswerRequest,
+    Backend,
+    ChatPrompt,
+    EmbeddingRequest,
+    Embeddings,
+    ModelCard,
+    ModelDetails,
+    Prompt,
+)
+from tokentrail.protocol import EngineStats
+
+
+class ForwardingBackend:
+    """See `answer.backend.Backend`."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+
+    @property
+    def ready(self) -> bool:
+        return self.inner.ready
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.inner.stats
+
+    def models(self) -> list[ModelCard]:
+        return self.inner.models()
+
+    def details(self, id: str) -> ModelDetails:
+        return self.inner.details(id)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        return self.inner.render(prompt)
+
+    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        return self.inner.tokenize(prompt, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self.inner.detokenize(ids)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        return self.inner.tokenizer_info()
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        return await self.inner.embed(request)
+
+    async def open(self, request: AnswerRequest) -> Answer:
+        return await self.inner.open(request)
