@@ -1,7 +1,7 @@
 """The `tokentrail` program: its commands, and how errors end it.
 
 Exit codes: 0 done, 1 an error, 2 a wrong command line, 130 stopped by Ctrl-C (a server that is told to end ends
-with 0). Errors are one line on stderr.
+with 0). Errors are one line on stderr, those of a deployment file one line each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokentrail.cli import bench, chat, eval, generate, inspect, serve
+from tokentrail.cli import bench, chat, config, eval, generate, inspect, serve
 from tokentrail.cli.help import CONTEXT
 from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
@@ -35,6 +35,7 @@ generate.register(app)
 inspect.register(app)
 eval.register(app)
 bench.register(app)
+config.register(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +58,8 @@ def _program(
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    print(f"tokentrail: error: {' '.join(text.split())}", file=sys.stderr)
+    first, *others = text.splitlines() or [""]
+    print("\n".join((f"tokentrail: error: {' '.join(first.split())}", *others)), file=sys.stderr)
     sys.exit(code)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,8 @@ class Metrics:
         self.engine_restarts = 0
         self.requests = dict.fromkeys(OUTCOMES, 0)
         self.http: dict[tuple[str, str, int], int] = {}
+        self.filter_matches: Counter[tuple[str, str, str]] = Counter()
+        """By rule, side (input or output) and action."""
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -187,6 +190,15 @@ class Metrics:
         for (method, path, status), count in sorted(self.http.items()):
             http.add_metric([method, path, str(status)], count)
         yield http
+        if self.filter_matches:
+            filters = CounterMetricFamily(
+                "tokentrail_filter_matches",
+                "Prompts and answers in which a rule found something",
+                labels=["rule", "side", "action"],
+            )
+            for labels, count in sorted(self.filter_matches.items()):
+                filters.add_metric(list(labels), count)
+            yield filters
 
         yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)
         yield histogram("inter_token_latency_seconds", "Token → next token of a sequence", self.inter_token)

@@ -1,0 +1,41 @@
+"""`tokentrail config`: deployment files, checked and described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokentrail.cli.help import CONTEXT
+
+commands = typer.Typer(
+    help="Check a deployment file, or print the schema of one.", rich_markup_mode=None, context_settings=CONTEXT
+)
+
+
+@commands.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A deployment file, such as deploy.yaml.")],
+) -> None:
+    """Say what a deployment file turns on, or each of its mistakes with its line."""
+    from tokentrail.gateway import Gateway
+
+    gateway = Gateway(file)
+    print(f"{file} is fine.")
+    for rule in gateway.rules:
+        sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
+        print(f"  filter {rule.name}: {rule.action.value} in {sides}")
+
+
+@commands.command()
+def schema() -> None:
+    """Print the JSON schema of deployment files: editors complete and check them by it."""
+    from tokentrail.gateway.config import schema as schema_of
+
+    print(json.dumps(schema_of(), indent=2, ensure_ascii=False))
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(commands, name="config")

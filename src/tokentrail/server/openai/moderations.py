@@ -1,0 +1,101 @@
+"""OpenAI's moderation API, answered by the deployment's filters."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.errors import HTTPError
+from tokentrail.server.schemas import List
+
+if TYPE_CHECKING:
+    from tokentrail.gateway.filters import Rule
+    from tokentrail.server.state import ServerState
+
+_MOST = 1024
+"""Texts of one request."""
+
+CATEGORIES = (
+    "harassment",
+    "harassment/threatening",
+    "hate",
+    "hate/threatening",
+    "illicit",
+    "illicit/violent",
+    "self-harm",
+    "self-harm/instructions",
+    "self-harm/intent",
+    "sexual",
+    "sexual/minors",
+    "violence",
+    "violence/graphic",
+)
+"""OpenAI's; a rule names one of them, or brings its own."""
+
+
+class ModerationPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    text: str | None = None
+
+
+class ModerationRequest(BaseModel):
+    """`POST /v1/moderations`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    input: str | List[str] | List[ModerationPart]
+    model: str | None = None
+
+
+async def moderate(body: ModerationRequest, state: ServerState) -> dict[str, Any]:
+    """What the filters for prompts find, in OpenAI's form: a score is 1 or 0, for rules know no more."""
+    gateway = state.gateway
+    if gateway is None or not gateway.rules:
+        raise HTTPError(
+            404,
+            "This server has no filters: a deployment file (--config) lists them under `filters`.",
+            type="invalid_request_error",
+            code="no_filters",
+        )
+    texts = _texts(body)
+    loop = asyncio.get_running_loop()
+    results = await loop.run_in_executor(None, lambda: [_result(gateway.rules, text) for text in texts])
+    return {"id": f"modr-{uuid.uuid4().hex}", "model": body.model or "tokentrail-filters", "results": results}
+
+
+def _texts(body: ModerationRequest) -> list[str]:
+    if isinstance(body.input, str):
+        return [body.input]
+    if not body.input or len(body.input) > _MOST:
+        raise InvalidRequest(f"input must have from 1 to {_MOST} texts, not {len(body.input)}.", param="input")
+    if all(isinstance(one, str) for one in body.input):
+        return [one for one in body.input if isinstance(one, str)]
+    parts: list[str] = []
+    for at, part in enumerate(body.input):
+        if isinstance(part, ModerationPart):
+            if part.type != "text" or part.text is None:
+                raise InvalidRequest(
+                    f"input[{at}] is of type {part.type[:40]!r}, but only text is read.", param=f"input[{at}]"
+                )
+            parts.append(part.text)
+    # The parts of a list are one input.
+    return ["\n".join(parts)]
+
+
+def _result(rules: list[Rule], text: str) -> dict[str, Any]:
+    from tokentrail.gateway.filters import find
+
+    found = {rule.category for rule in rules if find(rule.finder, text)}
+    names = dict.fromkeys([*CATEGORIES, *(rule.category for rule in rules)])
+    return {
+        "flagged": bool(found),
+        "categories": {name: name in found for name in names},
+        "category_scores": {name: float(name in found) for name in names},
+        "category_applied_input_types": {name: ["text"] if name in found else [] for name in names},
+    }
