@@ -58,7 +58,8 @@ def test_the_whole_of_a_disguised_word_is_found(text: str, whole: str) -> None:
     "text",
     [
         "assume", "class", "as so", "a Galaxy A55", "pass", "passport", "Damnation", "bass", "assess", "as, s",
-        "0455", "455", "$55", "八00b", "冰棍，棒极了", "冰棍 棒极了", "超违，禁止", "kill me yourself", "bo ob", "sh it", "сор",
+        "0455", "455", "$55", "八00b", "冰棍，棒极了", "冰棍 棒极了",
+        "超违，禁止", "kill me yourself", "bo ob", "sh it", "сор",
         "赌博。网站", "is hit", "pas s", "甲货", "粉kk",
     ],
 )  # fmt: skip
@@ -147,8 +148,14 @@ def test_check_digits() -> None:
 
 
 def rules(*actions: Action) -> list[Rule]:
-    finders = [WordList(WORDS), Pattern(r"co+l{1,3}"), Personal(), Pattern(r"xx(ab)+")]
-    marks = [None, "[…]", "[private]", "#"]
+    finders = [
+        WordList(WORDS),
+        Pattern(r"co+l{1,3}"),
+        Personal(),
+        Pattern(r"xx(ab)+"),
+        Pattern(r"[0-9]{3}-?x"),
+    ]
+    marks = [None, "[…]", "[private]", "#", "§"]
     return [
         Rule(f"rule {number}", finder, action, replacement=mark)
         for number, (finder, action, mark) in enumerate(zip(finders, actions, marks, strict=True))
@@ -168,7 +175,7 @@ pieces = st.sampled_from(
 @given(
     parts=st.lists(pieces, max_size=14),
     cuts=st.lists(st.integers(0, 400), max_size=40),
-    actions=st.tuples(*[st.sampled_from(Action)] * 4),
+    actions=st.tuples(*[st.sampled_from(Action)] * 5),
 )
 def test_no_cut_of_a_stream_changes_what_comes_out(
     parts: list[str], cuts: list[int], actions: tuple[Action, ...]
@@ -220,7 +227,17 @@ def test_a_block_ends_the_text_before_it() -> None:
     assert stream.push("more") + stream.flush() == ""
 
 
+def test_a_pattern_holds_only_what_begins_it() -> None:
+    stream = StreamFilter([Rule("code", Pattern(r"code-[0-9]{2,4}x?"), Action.MASK, replacement="_")])
+    assert stream.push("hello wor") == "hello wor"
+    assert stream.push("ld co") == "ld "
+    assert stream.push("de") == ""
+    assert stream.push("x code-") == "codex "
+    assert stream.push("12") == ""
+    assert stream.push(" and on") == "_ and on"
+
+
 def test_a_pattern_without_a_longest_match_waits_for_the_end() -> None:
     stream = StreamFilter([Rule("all", Pattern("a.*z"), Action.MASK, replacement="_")])
-    assert stream.push("xx a bc") == ""
-    assert stream.push("d z y") + stream.flush() == "xx _ y"
+    assert stream.push("xx a bc") == "xx "
+    assert stream.push("d z y") + stream.flush() == "_ y"

@@ -18,6 +18,7 @@ from scripted_engine import ScriptedEngine
 
 from tokentrail.answer import LocalBackend
 from tokentrail.answer.parts import TextParts
+from tokentrail.gateway import Gateway
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.server.config import ServerConfig
@@ -67,6 +68,9 @@ class ScriptedServer:
             journeys=self.state.journeys,
             metrics=self.state.metrics,
         )
+        if self.config.deployment is not None:
+            self.state.gateway = Gateway(self.config.deployment)
+            self.state.backend = self.state.gateway.around(self.state.backend, self.state.metrics)
         for work in self.state.background:
             work.start()
 

@@ -11,7 +11,9 @@ import typer
 from tokentrail.cli.help import CONTEXT
 
 commands = typer.Typer(
-    help="Check a deployment file, or print the schema of one.", rich_markup_mode=None, context_settings=CONTEXT
+    help="Check a deployment file, or print the schema of one.",
+    rich_markup_mode=None,
+    context_settings=CONTEXT,
 )
 
 

@@ -263,6 +263,15 @@ class ServerOptions:
             "--log-level", metavar="LEVEL", help="debug, info, warning or error.", rich_help_panel=SERVER
         ),
     ] = "info"
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A deployment file: filters for prompts and answers. See tokentrail config --help.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
     log_requests: Annotated[
         bool,
         typer.Option(
@@ -417,6 +426,7 @@ def serve(
         batch_concurrency=server.batch_concurrency,
         log_level=server.log_level,
         log_requests=server.log_requests,
+        deployment=server.config,
     )
     if not config.api_keys and not is_loopback(config.host):
         note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -151,7 +151,7 @@ class FilteredAnswer:
             passed = [passed for chunk in chunks if (passed := self._pass(chunk)) is not None]
             if passed:
                 yield passed
-            if self._over:
+            if self._over and self._kept is None:
                 # What a rule has ended need not be written to its end.
                 await self._inner.aclose()
                 return
@@ -198,43 +198,56 @@ class FilteredAnswer:
             self.headers[FLAGGED] = name if told is None else f"{told}, {name}"
 
 
+class _Tokens(NamedTuple):
+    """Tokens of a chunk, and the parts of texts that they spell: they wait until those are dealt with."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprob]
+    parts: list[tuple[StreamFilter, int, int]]
+
+
 class _ChoiceFilter:
     """One choice: its text, its thoughts and each of its calls are texts of their own."""
 
     def __init__(self, index: int, rules: Sequence[Rule]) -> None:
         self._index = index
         self._rules = rules
-        self._text = StreamFilter(rules)
-        self._reasoning = StreamFilter(rules)
+        self._streams: list[StreamFilter] = []
+        self._text = self._new()
+        self._reasoning = self._new()
         self._call: tuple[int, StreamFilter] | None = None
         self.over = False
-        self._streams = [self._text, self._reasoning]
         self._told = 0
-        self._seen = self._shown = 0
-        """Characters of the text that came, and that went."""
-        self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._masks = 0
+        self._tokens: list[_Tokens] = []
+
+    def _new(self, *, json: bool = False) -> StreamFilter:
+        stream = StreamFilter(self._rules, json=json)
+        self._streams.append(stream)
+        return stream
 
     def take(self, chunk: Chunk) -> Chunk | None:
         """What may be shown; None: nothing now."""
         if self.over:
             return None
         finish = chunk.finish_reason
-        reasoning = self._reasoning.push(chunk.reasoning)
+        parts: list[tuple[StreamFilter, int, int]] = []
+        reasoning = self._push(self._reasoning, chunk.reasoning, parts)
         if chunk.text or chunk.calls or finish:
-            reasoning += self._flush_reasoning()
-        text = self._text.push(chunk.text)
+            reasoning += self._reasoning.flush()
+            self._reasoning = self._fresh(self._reasoning)
+        pushed = self._text
+        text = self._push(pushed, chunk.text, parts)
         if chunk.calls or finish:
-            text += self._flush_text()
-        calls = list(self._calls(chunk.calls, bool(finish)))
-        self._seen += len(chunk.text)
+            text += pushed.flush()
+            self._text = self._fresh(pushed)
+        calls = list(self._calls(chunk.calls, bool(finish), parts))
         if any(stream.blocked for stream in self._streams):
             finish = "content_filter"
-            self.over = True
-        self._shown += len(text)
-        ids, logprobs = self._tokens(chunk)
-        self.over = self.over or finish is not None
+        self.over = finish is not None
+        # What has no text yet will have some: half a character, or what may be a stop string.
+        parts = parts or [(self._text, self._text.seen, self._text.seen + 1)]
+        self._tokens.append(_Tokens(chunk.token_ids, chunk.logprobs or [], parts))
+        ids, logprobs = self._release()
         if not (text or reasoning or calls or ids or logprobs or finish):
             return None
         return Chunk(
@@ -243,7 +256,7 @@ class _ChoiceFilter:
             reasoning=reasoning,
             calls=calls,
             token_ids=ids,
-            logprobs=logprobs,
+            logprobs=None if chunk.logprobs is None else logprobs,
             finish_reason=finish,
             stop_reason=None if finish == "content_filter" else chunk.stop_reason,
         )
@@ -253,32 +266,26 @@ class _ChoiceFilter:
         new, self._told = found[self._told :], len(found)
         return new
 
-    def _flush_reasoning(self) -> str:
-        """Thoughts are over; others may follow."""
-        if not self._reasoning.held:
-            return ""
-        text = self._reasoning.flush()
-        if self._reasoning.blocked is None:
-            self._reasoning = StreamFilter(self._rules)
-            self._streams.append(self._reasoning)
-        return text
+    @staticmethod
+    def _push(stream: StreamFilter, text: str, parts: list[tuple[StreamFilter, int, int]]) -> str:
+        start = stream.seen
+        shown = stream.push(text)
+        if text:
+            parts.append((stream, start, start + len(text)))
+        return shown
 
-    def _flush_text(self) -> str:
-        if not self._text.held:
-            return ""
-        text = self._text.flush()
-        if self._text.blocked is None:
-            self._text = StreamFilter(self._rules)
-            self._streams.append(self._text)
-        return text
+    def _fresh(self, stream: StreamFilter) -> StreamFilter:
+        """After its end, a stream for what may follow: thoughts and text may alternate."""
+        return stream if not stream.seen or stream.blocked is not None else self._new()
 
-    def _calls(self, pieces: Sequence[CallPiece], finished: bool) -> Iterator[CallPiece]:
+    def _calls(
+        self, pieces: Sequence[CallPiece], finished: bool, parts: list[tuple[StreamFilter, int, int]]
+    ) -> Iterator[CallPiece]:
         for piece in pieces:
             if self._call is None or self._call[0] != piece.index:
                 yield from self._end_call()
-                self._call = piece.index, StreamFilter(self._rules, json=True)
-                self._streams.append(self._call[1])
-            arguments = self._call[1].push(piece.arguments)
+                self._call = piece.index, self._new(json=True)
+            arguments = self._push(self._call[1], piece.arguments, parts)
             if arguments or piece.name is not None:
                 yield CallPiece(piece.index, arguments, piece.id, piece.name)
         if finished:
@@ -291,28 +298,20 @@ class _ChoiceFilter:
             if rest := stream.flush():
                 yield CallPiece(index, rest)
 
-    def _tokens(self, chunk: Chunk) -> tuple[list[int], list[TokenLogprob] | None]:
-        """Ids and log-probabilities spell the text, too: they wait as it does, and where it is masked they are left out."""
-        self._ids += chunk.token_ids
-        self._logprobs += chunk.logprobs or ()
-        asked = chunk.logprobs is not None
-        if any(stream.held for stream in self._streams) and not self.over:
-            return [], [] if asked else None
-        masks = sum(
-            finding.rule.action in (Action.MASK, Action.BLOCK)
-            for stream in self._streams
-            for finding in stream.findings
-        )
-        ids, logprobs = self._ids, self._logprobs
-        self._ids, self._logprobs = [], []
-        if masks != self._masks:
-            self._masks = masks
-            return [], [] if asked else None
-        if shift := self._shown - self._seen:
-            logprobs = [
-                msgspec.structs.replace(entry, offset=max(0, entry.offset + shift)) for entry in logprobs
-            ]
-        return ids, logprobs if asked else None
+    def _release(self) -> tuple[list[int], list[TokenLogprob]]:
+        """Ids and log-probabilities spell the text, too: those of what is masked are left out."""
+        ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        while self._tokens:
+            tokens = self._tokens[0]
+            if not self.over and any(stream.done < end for stream, _, end in tokens.parts):
+                break
+            del self._tokens[0]
+            if any(stream.hides(start, end) or stream.done < start for stream, start, end in tokens.parts):
+                continue
+            ids += tokens.ids
+            logprobs += tokens.logprobs
+        return ids, logprobs
 
 
 def _texts(prompt: Prompt) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tokentrail.answer import (
     ModelCard,
     ModelDetails,
     Prompt,
+    TokenText,
 )
 from tokentrail.protocol import EngineStats
 
@@ -42,11 +43,16 @@ class ForwardingBackend:
     def render(self, prompt: ChatPrompt) -> str:
         return self.inner.render(prompt)
 
-    def tokenize(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        return self.inner.tokenize(prompt, add_special_tokens)
+    def tokenize(
+        self, prompt: Prompt, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        return self.inner.tokenize(prompt, add_special_tokens, parse_special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return self.inner.detokenize(ids)
+
+    def token_texts(self, ids: Sequence[int]) -> list[TokenText]:
+        return self.inner.token_texts(ids)
 
     def tokenizer_info(self) -> dict[str, Any]:
         return self.inner.tokenizer_info()

@@ -34,6 +34,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How embeddings are pooled (last, mean or cls); None: as the checkpoint says, otherwise last."""
     generation_config: str = "auto"
     """Where defaults of sampling parameters come from: auto (the model), vllm (nowhere), or a folder."""
+    deployment: str | None = None
+    """Path of a deployment file; see `gateway.config`."""
     trail_text: bool = False
     """Keep texts, token ids and alternatives in journeys. Without it they hold times and counts only."""
     trail_size: int = 1000

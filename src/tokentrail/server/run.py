@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from tokentrail.answer.parts import TextParts
+    from tokentrail.gateway import Gateway
     from tokentrail.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class Server:
         self.ready = asyncio.Event()
         """Set when requests are taken."""
         self.state: ServerState | None = None
+        self.gateway = None if config.deployment is None else _gateway(config.deployment)
         self._told_to_end = asyncio.Event()
 
     def end(self) -> None:
@@ -182,7 +184,8 @@ class Server:
         )
         names = [card.id for card in backend.models()]
         state.metrics.model_name = names[0]
-        state.backend = backend
+        state.gateway = self.gateway
+        state.backend = backend if self.gateway is None else self.gateway.around(backend, state.metrics)
         for work in state.background:
             work.start()
         # What has been made so far stays; the collector need not look through it again and again.
@@ -209,7 +212,25 @@ class Server:
         # The terminal is gone: answers are finished all the same. Under nohup, which ignores it, serving goes on.
         hang_up = getattr(signal, "SIGHUP", None)
         if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
-            loop.add_signal_handler(hang_up, self.end)
+            loop.add_signal_handler(hang_up, self.end if self.gateway is None else self._reload)
+
+    def _reload(self) -> None:
+        """Apply the deployment file as it is now, without holding up what runs."""
+        assert self.gateway is not None
+        reloading = asyncio.get_running_loop().run_in_executor(None, self.gateway.reload)
+
+        def told(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("the deployment file is not applied: %s", error)
+
+        reloading.add_done_callback(told)
+
+
+def _gateway(path: str) -> Gateway:
+    """Before the model is loaded: a mistake in the file is told at once."""
+    from tokentrail.gateway import Gateway
+
+    return Gateway(path)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,6 +14,7 @@ from tokentrail.server.errors import CLIENT_GONE, HTTPError, unavailable
 
 if TYPE_CHECKING:
     from tokentrail.answer import Backend
+    from tokentrail.gateway import Gateway
     from tokentrail.journey import JourneyStore
     from tokentrail.observability import Metrics
     from tokentrail.server.config import ServerConfig
@@ -43,6 +44,8 @@ class ServerState:
         self.journeys = journeys
         self.metrics = metrics
         self.backend: Backend | None = None
+        self.gateway: Gateway | None = None
+        """What a deployment file turns on."""
         self.draining = False
         self.background: list[Background] = []
         """What works beside requests, from the moment that they are taken until the server drains."""

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tokentrail.gateway.config.settings import Deployment
+from tokentrail.gateway.libraries import library
 from tokentrail.protocol import TokentrailError
 
 _LARGEST = 16 * 1024 * 1024
@@ -43,10 +44,11 @@ def load(path: str | Path) -> Deployment:
 
 def parse(text: str, name: str = "deploy.yaml") -> Deployment:
     """Check a file's text. `${NAME}` is replaced by the environment's variable: secrets need not be in the file."""
-    import yaml
-
+    yaml = library("yaml")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
@@ -92,12 +94,12 @@ class _Values:
         if not isinstance(node, yaml.MappingNode):
             value = self._loader.construct_object(node)
             return self._filled(value, line) if isinstance(value, str) else value
-        found: dict[Any, Any] = {}
+        found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = self._loader.construct_object(key_node)
             at = key_node.start_mark.line + 1
-            if not isinstance(key, str):
-                raise ConfigError(f"{self._name}:{at}: {key!r} is not the name of a setting.")
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{self._name}:{at}: a setting's name must be a word.")
+            key: str = key_node.value
             inner = (*path, key)
             if key in found:
                 raise ConfigError(f"{self._name}:{at}: {_dotted(inner)} is given twice.")

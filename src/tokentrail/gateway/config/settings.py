@@ -36,7 +36,7 @@ class FilterSettings(Settings):
         None, description="Kinds of personal data."
     )
     action: Literal["block", "mask", "flag", "log"]
-    on: list[Literal["input", "output"]] = Field(["input", "output"], min_length=1)
+    applies_to: list[Literal["input", "output"]] = Field(["input", "output"], min_length=1)
     replacement: str | None = Field(
         None,
         max_length=200,

@@ -29,8 +29,8 @@ def _rule(settings: FilterSettings, where: str, folder: Path) -> Rule:
         name=settings.name,
         finder=finder,
         action=Action(settings.action),
-        inputs="input" in settings.on,
-        outputs="output" in settings.on,
+        inputs="input" in settings.applies_to,
+        outputs="output" in settings.applies_to,
         replacement=settings.replacement,
         category=settings.category or settings.name,
     )

@@ -7,14 +7,16 @@ the rule has to, or the whole answer is held back until it is written.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from typing import Any
 
-import re2
-
 from tokentrail.gateway.filters.spans import Span, Window
+from tokentrail.gateway.libraries import library
 
 _UNBOUNDED = 2**20
+_LONGEST_OPENING = 16
+"""Characters of a match's beginning that are looked at."""
 
 
 class Pattern:
@@ -25,6 +27,7 @@ class Pattern:
 
         Raises `ValueError` for a pattern that RE2 does not take, or that matches nothing at all.
         """
+        re2 = library("re2")
         options = re2.Options()
         options.log_errors = False
         options.case_sensitive = not ignore_case
@@ -37,6 +40,7 @@ class Pattern:
         if self._compiled.fullmatch("") is not None:
             raise ValueError(f"{pattern!r} matches the empty text, and so everywhere")
         self.longest = _width(pattern) if longest is None else longest
+        self._opening = _opening(pattern, ignore_case)
 
     def watch(self) -> _PatternWatcher:
         return _PatternWatcher(self)
@@ -44,12 +48,73 @@ class Pattern:
     def find(self, text: str, start: int) -> Any:
         return self._compiled.finditer(text[start:] if start else text)
 
+    def may_open(self, text: str, start: int) -> int:
+        """From where on a match that is not whole yet may begin."""
+        if self._opening is None:
+            return start
+        found = self._opening.search(text, start)
+        return len(text) if found is None else found.start()
+
+
+_sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
+
+def _opening(pattern: str, ignore_case: bool) -> re.Pattern[str] | None:
+    """What every match begins with, as far as that is a fixed row of characters, or a part of it before the text's end;
+    None: nothing is known.
+    """
+    try:
+        parsed = _sre.parse(pattern)
+    except Exception:  # what RE2 takes and Python does not
+        return None
+    row: list[str] = []
+    ignore_case = ignore_case or bool(parsed.state.flags & re.IGNORECASE)
+    for kind, value in list(parsed)[:_LONGEST_OPENING]:
+        name = str(kind)
+        if name == "LITERAL":
+            row.append(re.escape(chr(value)))
+        elif (
+            name == "MAX_REPEAT"
+            and value[0]
+            and len(value[2]) == 1
+            and str(value[2][0][0]) in ("LITERAL", "IN")
+        ):
+            one = _one(value[2][0])
+            row += [one] * min(value[0], _LONGEST_OPENING) if one else []
+            if value[0] != value[1] or not one:
+                break
+        elif name == "IN" and (one := _one((kind, value))):
+            row.append(one)
+        else:
+            break
+    if not row:
+        return None
+    nested = "".join(f"{one}(?:\\Z|" for one in row[:-1]) + row[-1] + ")" * (len(row) - 1)
+    return re.compile(nested, re.IGNORECASE if ignore_case else 0)
+
+
+def _one(item: Any) -> str | None:
+    """One character, as a regular expression of Python's."""
+    kind, value = item
+    if str(kind) == "LITERAL":
+        return re.escape(chr(value))
+    parts: list[str] = []
+    for name, inner in value:
+        if str(name) == "NEGATE":
+            parts.append("^")
+        elif str(name) == "LITERAL":
+            parts.append(re.escape(chr(inner)))
+        elif str(name) == "RANGE":
+            parts.append(f"{re.escape(chr(inner[0]))}-{re.escape(chr(inner[1]))}")
+        else:  # \\d and the like, which are wider here than RE2's
+            return r"[\s\S]"
+    return f"[{''.join(parts)}]"
+
 
 def _width(pattern: str) -> int | None:
     """Characters of the longest match; None: there is no longest, or the pattern is RE2's own."""
-    sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
     try:
-        width = int(sre.parse(pattern).getwidth()[1])
+        width = int(_sre.parse(pattern).getwidth()[1])
     except Exception:  # what RE2 takes and Python does not
         return None
     return width if width < _UNBOUNDED else None
@@ -78,4 +143,8 @@ class _PatternWatcher:
             spans.append(Span(first, last, match.group()))
             self._next = last
         self._next = max(self._next, certain)
-        return spans, self._next
+        open_from = base + self._pattern.may_open(text, max(0, self._next - base))
+        if not final:
+            # What cannot begin a match is dealt with; what may be a match's rest is, too, for that begins earlier.
+            self._next = max(self._next, open_from)
+        return spans, end if final else self._next

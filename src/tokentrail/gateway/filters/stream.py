@@ -48,6 +48,23 @@ class StreamFilter:
         """The rule that ended the text. Nothing comes out any more."""
 
     @property
+    def done(self) -> int:
+        """Characters dealt with."""
+        return self._done
+
+    @property
+    def seen(self) -> int:
+        """Characters that came."""
+        return self._base + len(self._text)
+
+    def hides(self, start: int, end: int) -> bool:
+        """Whether some of these characters were masked, or ended the text."""
+        return any(
+            one.span.start < end and start < one.span.end and one.rule.action in (Action.MASK, Action.BLOCK)
+            for one in self.findings
+        )
+
+    @property
     def held(self) -> int:
         """Characters that wait."""
         return self._base + len(self._text) - self._done

@@ -22,10 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import ahocorasick_rs
-
 from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, Folder, fold, is_wide, skeleton_of
 from tokentrail.gateway.filters.spans import Span, Window
+from tokentrail.gateway.libraries import library
 
 _LONGEST_GAP = 8
 """Visible characters between two letters of a word."""
@@ -273,6 +272,7 @@ class _Automaton:
         for form, same in words.items():
             collapsed.setdefault(_RUNS.sub(r"\1", form), []).extend(same)
         self._collapsed_words = list(collapsed.values())
+        ahocorasick_rs = library("ahocorasick_rs")
         kind = ahocorasick_rs.MatchKind.Standard
         self._plain = ahocorasick_rs.AhoCorasick(list(words), matchkind=kind, store_patterns=False)
         self._collapsed = ahocorasick_rs.AhoCorasick(list(collapsed), matchkind=kind, store_patterns=False)

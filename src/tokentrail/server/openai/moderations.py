@@ -73,7 +73,9 @@ def _texts(body: ModerationRequest) -> list[str]:
     if isinstance(body.input, str):
         return [body.input]
     if not body.input or len(body.input) > _MOST:
-        raise InvalidRequest(f"input must have from 1 to {_MOST} texts, not {len(body.input)}.", param="input")
+        raise InvalidRequest(
+            f"input must have from 1 to {_MOST} texts, not {len(body.input)}.", param="input"
+        )
     if all(isinstance(one, str) for one in body.input):
         return [one for one in body.input if isinstance(one, str)]
     parts: list[str] = []

@@ -11,6 +11,7 @@ from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import Generation
 from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.embeddings import add_embeddings
+from tokentrail.server.openai.moderations import ModerationRequest, moderate
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest
 from tokentrail.server.openai.responses import ModelBody, ModelList
 from tokentrail.server.schemas import json_body, json_response, read_json
@@ -34,6 +35,12 @@ def create_router(state: ServerState) -> APIRouter:
         return Generation(state, request, completions.CompletionDialect(body))
 
     add_embeddings(router, state)
+
+    @router.post("/moderations", openapi_extra=json_body(ModerationRequest))
+    async def moderations(request: Request) -> Response:
+        """What the filters of the deployment file find in a text."""
+        body = await read_json(request, ModerationRequest, state.config.max_body_bytes)
+        return json_response(await moderate(body, state))
 
     @router.get("/models")
     async def list_models() -> Response:

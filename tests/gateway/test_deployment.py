@@ -1,0 +1,142 @@
+"""Deployment files: what they may say, and how each mistake is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tokentrail.cli.app import app
+from tokentrail.gateway import ConfigError, Gateway
+from tokentrail.gateway.config import load, parse, schema
+
+GOOD = """
+filters:
+  - name: rude
+    words: [damn, 违禁词]
+    action: mask
+    replacement: "[…]"
+    category: harassment
+  - name: private
+    personal: [phone, email]
+    action: block
+    applies_to: [input]
+  - name: orders
+    pattern: "ORD-[0-9]{4,8}"
+    action: flag
+  - name: from a file
+    words_file: words.txt
+    action: log
+"""
+
+
+def test_a_good_file_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("# a comment\n\nfoo bar\n坏话\n", encoding="utf-8")
+    (tmp_path / "deploy.yaml").write_text(GOOD, encoding="utf-8")
+    gateway = Gateway(tmp_path / "deploy.yaml")
+    assert [(rule.name, rule.action.value) for rule in gateway.rules] == [
+        ("rude", "mask"), ("private", "block"), ("orders", "flag"), ("from a file", "log"),
+    ]  # fmt: skip
+    assert [rule.outputs for rule in gateway.rules] == [True, False, True, True]
+    assert gateway.rules[0].category == "harassment"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("filters:\n  - name: x\n    words: [a]\n    action: kill\n",
+         "deploy.yaml:4: filters[0].action: must be 'block', 'mask', 'flag' or 'log', not 'kill'."),
+        ("filters:\n  - name: x\n    words: [a]\n    action: mask\n    colour: red\n",
+         "deploy.yaml:5: filters[0].colour: there is no such setting."),
+        ("filter: []\n", "deploy.yaml:1: filter: there is no such setting."),
+        ("filters:\n  - name: x\n    action: mask\n",
+         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal."),
+        ("filters:\n  - name: x\n    action: mask\n    words: [a]\n    pattern: b\n",
+         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal, not words and pattern."),
+        ("filters:\n  - words: [a]\n    action: mask\n", "deploy.yaml:2: filters[0].name: must be given."),
+        ("filters:\n  - name: x\n    words: a\n    action: mask\n",
+         "deploy.yaml:3: filters[0].words: must be list, not 'a'."),
+        ("filters:\n  - name: x\n    words: [a]\n    action: block\n    replacement: y\n",
+         "deploy.yaml:2: filters[0]: replacement is for the action mask, not block."),
+        ("filters: 3\n", "deploy.yaml:1: filters: must be list, not 3."),
+        ("filters: []\nfilters: []\n", "deploy.yaml:2: filters is given twice."),
+        ("- a\n", "deploy.yaml:1: must be a mapping of settings, such as `filters:`, not ['a']."),
+        ("filters: [\n", "deploy.yaml:2: is not YAML:"),
+        ("[a]: 2\n", "deploy.yaml:1: a setting's name must be a word."),
+        ("on: 2\n", "deploy.yaml:1: on: there is no such setting."),
+        ("filters:\n  - name: ${NO_SUCH_NAME}\n", "deploy.yaml:2: the environment has no variable NO_SUCH_NAME."),
+        ("x: !!python/object/apply:os.system [ls]\n", "deploy.yaml:1: x: there is no such setting."),
+        ("[" * 3000, "deploy.yaml"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_told_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(said)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(
+            "filters:\n  - name: x\n    words: [a]\n    action: no\n  - name: y\n    wrds: [a]\n    action: log\n"
+        )
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["4", "6"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ('pattern: "("', "filters[0] (x): '(' is not a regular expression that RE2 takes"),
+        ('pattern: "a*"', "filters[0] (x): 'a*' matches the empty text, and so everywhere."),
+        ("words_file: nowhere.txt", "cannot be read: No such file or directory."),
+        ('words: ["..."]', "filters[0] (x): '...' has no letters or digits."),
+    ],
+)
+def test_what_a_rule_looks_for_is_checked_too(tmp_path: Path, rule: str, said: str) -> None:
+    (tmp_path / "d.yaml").write_text(
+        f"filters:\n  - name: x\n    action: mask\n    {rule}\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError) as caught:
+        Gateway(tmp_path / "d.yaml")
+    assert said in str(caught.value)
+
+
+def test_the_environment_fills_in_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUDE_WORD", "damn")
+    (rule,) = parse('filters: [{name: x, words: ["${RUDE_WORD}!"], action: log}]').filters
+    assert rule.words == ["damn!"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: \xff\n")
+    with pytest.raises(ConfigError, match=r"latin\.yaml:2: is not UTF-8 text"):
+        load(tmp_path / "latin.yaml")
+
+
+def test_a_reload_with_mistakes_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("filters: [{name: one, words: [a], action: log}]", encoding="utf-8")
+    gateway = Gateway(file)
+    file.write_text("filters: [{name: two, words: [b], action: lag}]", encoding="utf-8")
+    with pytest.raises(ConfigError):
+        gateway.reload()
+    assert [rule.name for rule in gateway.rules] == ["one"]
+    file.write_text("filters: [{name: two, words: [b], action: log}]", encoding="utf-8")
+    gateway.reload()
+    assert [rule.name for rule in gateway.rules] == ["two"]
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("x", encoding="utf-8")
+    (tmp_path / "deploy.yaml").write_text(GOOD, encoding="utf-8")
+    result = CliRunner().invoke(app, ["config", "check", str(tmp_path / "deploy.yaml")])
+    assert result.exit_code == 0
+    assert "filter rude: mask in prompts and answers" in result.output
+    assert "filter private: block in prompts\n" in result.output
+    result = CliRunner().invoke(app, ["config", "schema"])
+    assert json.loads(result.output) == schema()
+    assert "filters" in schema()["properties"]
