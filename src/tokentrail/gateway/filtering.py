@@ -18,6 +18,7 @@ from tokentrail.answer import (
     Chunk,
     EmbeddingRequest,
     Embeddings,
+    InfillPrompt,
     Prompt,
     TextPrompt,
     TokenLogprob,
@@ -98,20 +99,27 @@ class FilteringBackend(ForwardingBackend):
     def _cleaned(self, prompt: Prompt, clean: Callable[[str], str]) -> Prompt:
         if isinstance(prompt, TextPrompt):
             return TextPrompt(clean(prompt.text))
+        if isinstance(prompt, InfillPrompt):
+            prefix = prompt.prefix
+            prefix = clean(prefix) if isinstance(prefix, str) else self._cleaned_tokens(prefix, clean)
+            return InfillPrompt(prefix, clean(prompt.suffix))
         if isinstance(prompt, TokensPrompt):
-            text = self.inner.detokenize(prompt.token_ids)
-            if clean(text) != text:
-                raise ContentFiltered(
-                    "The prompt has something that must be masked, which token ids cannot be: send it as text.",
-                    param="prompt",
-                )
-            return prompt
+            return TokensPrompt(self._cleaned_tokens(prompt.token_ids, clean))
         return msgspec.structs.replace(
             prompt,
             messages=_map_texts(prompt.messages, clean),
             tools=_map_texts(prompt.tools, clean),
             template_kwargs=_map_texts(prompt.template_kwargs, clean),
         )
+
+    def _cleaned_tokens(self, ids: list[int], clean: Callable[[str], str]) -> list[int]:
+        text = self.inner.detokenize(ids)
+        if clean(text) != text:
+            raise ContentFiltered(
+                "The prompt has something that must be masked, which token ids cannot be: send it as text.",
+                param="prompt",
+            )
+        return ids
 
 
 def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
@@ -133,7 +141,7 @@ class FilteredAnswer:
         self.id, self.model, self.created = inner.id, inner.model, inner.created
         self.seed, self.fingerprint = inner.seed, inner.fingerprint
         self.prompt_token_ids = inner.prompt_token_ids
-        self.usage, self.timing = inner.usage, inner.timing
+        self.usage, self.timing, self.sampling = inner.usage, inner.timing, inner.sampling
         self.num_choices = inner.num_choices
         self.headers = inner.headers
         self._choices = [_ChoiceFilter(index, rules) for index in range(inner.num_choices)]
@@ -317,6 +325,8 @@ class _ChoiceFilter:
 def _texts(prompt: Prompt) -> Iterator[str]:
     if isinstance(prompt, TextPrompt):
         yield prompt.text
+    elif isinstance(prompt, InfillPrompt):
+        yield from (prefix if isinstance(prefix := prompt.prefix, str) else " " * len(prefix), prompt.suffix)
     elif isinstance(prompt, ChatPrompt):
         yield from _strings([prompt.messages, prompt.tools, prompt.template_kwargs])
     else:

@@ -99,6 +99,8 @@ def stop_of(
     """(stop_reason, stop_sequence). `all_used`: the answer has max_tokens."""
     if finish_reason == "tool_calls":
         return "tool_use", None
+    if finish_reason == "content_filter":
+        return "refusal", None
     if finish_reason == "length":
         return "max_tokens" if all_used else "model_context_window_exceeded", None
     if isinstance(stop_reason, str):
