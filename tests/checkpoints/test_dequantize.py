@@ -162,3 +162,16 @@ def test_what_does_not_fit_is_refused() -> None:
         dequantize(np.zeros(35, np.uint8), "Q8_0", (32,))
     with pytest.raises(ValueError, match="not whole blocks"):
         stored_bytes("Q4_K", (2, 128))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", sorted(DEQUANTIZED_TYPES))
+def test_any_bytes_are_dequantized_without_a_word(kind: str) -> None:
+    """Damaged scales give infinities and what is no number; warnings of NumPy would only puzzle."""
+    values, nbytes = block_format(kind)
+    random = np.random.default_rng(0)
+    for data in (
+        np.full(nbytes * 2000, 0xFF, np.uint8),
+        random.integers(0, 256, nbytes * 2000, dtype=np.uint8),
+    ):
+        assert dequantize(data, kind, (2000, values)).shape == (2000, values)

@@ -118,9 +118,12 @@ def test_rows_that_are_no_whole_groups_stay() -> None:
         quantize_checkpoint(replace(checkpoint, tensors={"layers.0.q": odd}), "int4")
 
 
-def test_values_that_are_not_numbers_are_an_error() -> None:
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_values_that_are_not_numbers_are_an_error(value: float) -> None:
+    """Nor are values whose square is none; NumPy says nothing of it besides."""
     weights = random_weights(small_config())
-    weights["layers.0.q"][3, 3] = np.nan
+    weights["layers.0.q"][3, 3] = value
     quantized, _ = quantize_checkpoint(checkpoint_of(small_config(), weights), "int8")
     with pytest.raises(ModelFileError, match=r"'layers.0.q' holds values that are not numbers"):
         quantized.tensors["layers.0.q"].data  # noqa: B018

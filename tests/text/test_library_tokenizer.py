@@ -279,16 +279,6 @@ def test_flipped_bytes(data: st.DataObject, tmp_path_factory: pytest.TempPathFac
         tokenizer.decode(ids)
 
 
-def test_expensive_patterns_end(tmp_path: Path) -> None:
-    """Nested repetitions can take exponential time; the library's regular expressions give up in time."""
-    split = {**SPLIT, "pattern": {"Regex": "(a+)+$"}}
-    tokenizer = opened(changed(tmp_path, pre_tokenizer=split))
-    try:
-        tokenizer.encode("a" * 40 + "b")
-    except InvalidRequest as error:
-        assert "cannot split" in str(error)  # noqa: PT017
-
-
 def test_vocabularies_are_only_read_when_asked_for(tmp_path: Path) -> None:
     source = read_folder_tokenizer(write_tokenizer(tmp_path, "qwen2"), vocab_size=SIZE)
     (tmp_path / "tokenizer.json").unlink()

@@ -12,7 +12,6 @@ Which layers are stored how is seen from their tensors; the configuration says h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from tokentrail.checkpoints.formats import GROUP_HEADER, GroupedFormat
 from tokentrail.checkpoints.fp8 import block_shape, float8_tensor, unused
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Tensor
+from tokentrail.checkpoints.name_patterns import UnknownPattern, name_pattern
 from tokentrail.checkpoints.quantized_layers import (
     F16,
     FLOATS,
@@ -123,10 +123,10 @@ def _scheme_of(layer: str, schemes: list[_Scheme], settings: Metadata) -> _Schem
     def names(target: str) -> bool:
         if target.startswith("re:"):
             try:
-                return re.match(target[3:], layer) is not None
-            except re.error:
-                problem = f"names layers by {quoted(target)}, which is no regular expression"
-                raise file_error(settings.path, problem, "Download the model again.") from None
+                return name_pattern(target[3:]).matches(layer)
+            except UnknownPattern as error:
+                problem = f"names layers by {quoted(target)}, which is no pattern that can be read ({error})"
+                raise file_error(settings.path, problem, "Name them by simpler ones.") from None
         return target == layer or layer.endswith("." + target)
 
     for scheme in schemes:

@@ -93,7 +93,9 @@ def _bfloat16(weight: StoredTensor, scales: F32, rows: int, columns: int) -> U8:
         part = codes[start : start + step]
         of_rows = scales[np.arange(start, start + len(part)) // rows]
         factors = of_rows if of_rows.shape[1] == 1 else np.repeat(of_rows, columns, axis=1)[:, :k]
-        result[start : start + step] = to_bfloat16(_e4m3()[part] * factors)
+        with np.errstate(over="ignore"):  # by damaged scales: infinities are found when the model runs
+            values = _e4m3()[part] * factors
+        result[start : start + step] = to_bfloat16(values)
     return result.view(np.uint8).reshape(-1)
 
 

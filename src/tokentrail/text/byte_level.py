@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokentrail.text.library import build, encode
+from tokentrail.text.library import attempt, build, encode
 from tokentrail.text.pretokenizers import PreTokenizer
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ def build_bpe(vocabulary: dict[str, int], merges: Sequence[str], **options: Any)
     from tokenizers.models import BPE
 
     pairs = [(left, right) for merge in merges for left, _, right in (merge.partition(" "),)]
-    try:
-        return BPE(vocabulary, pairs, **options)
-    except Exception:
-        # It stumbles over merges whose parts or result are no tokens. They have no use anyway.
-        usable = [
-            (left, right)
-            for left, right in pairs
-            if left in vocabulary and right in vocabulary and left + right in vocabulary
-        ]
-        return build(lambda: BPE(vocabulary, usable, **options), "the model's tokenizer")
+    model = attempt(lambda: BPE(vocabulary, pairs, **options))
+    if model is not None:
+        return model
+    # It stumbles over merges whose parts or result are no tokens. They have no use anyway.
+    usable = [
+        (left, right)
+        for left, right in pairs
+        if left in vocabulary and right in vocabulary and left + right in vocabulary
+    ]
+    return build(lambda: BPE(vocabulary, usable, **options), "the model's tokenizer")
 
 
 class ByteLevelBPE:

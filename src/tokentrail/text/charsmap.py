@@ -16,6 +16,18 @@ _LEAF, _WIDE, _LABEL, _VALUE = 1 << 8, 1 << 9, 0x800000FF, 0x7FFFFFFF
 _ASCII = range(0x20, 0x7F)
 
 
+MAX_REPLACEMENT = 1024
+"""Bytes that one sequence may become. (U+FDFA becomes 33 in `nmt_nfkc`, the most there.)"""
+_MAX_SEQUENCE = 256
+"""Bytes of a sequence that are looked at; real ones have some ten."""
+
+
+def longest_replacement(data: bytes) -> int:
+    """Bytes of the longest string that such a map can give."""
+    strings = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(map(len, strings.split(b"\0")))
+
+
 class Charsmap:
     def __init__(self, data: bytes, origin: str) -> None:
         """Raises `ModelFileError` where `data` is no such map."""
@@ -23,6 +35,11 @@ class Charsmap:
         if len(data) < 8 or size % 4 or not 4 <= size <= len(data) - 4 or not data.endswith(b"\0"):
             raise ModelFileError(
                 f"{origin}: the tokenizer's normalization rules are damaged. Download the model's files again."
+            )
+        if (longest := longest_replacement(data)) > MAX_REPLACEMENT:
+            raise ModelFileError(
+                f"{origin}: the tokenizer's normalization rules replace characters by {longest} bytes; at most "
+                f"{MAX_REPLACEMENT} are possible. Download the model's files again."
             )
         self._units: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist()
         self._strings = data[4 + size :]
@@ -54,7 +71,7 @@ class Charsmap:
         """(bytes of the longest sequence at `start`, its value); (0, 0): there is none."""
         units, count = self._units, len(self._units)
         node, found = _offset(units[0]), (0, 0)
-        for position in range(start, len(data)):
+        for position in range(start, min(len(data), start + _MAX_SEQUENCE)):
             node ^= data[position]
             if node >= count:
                 break

@@ -31,6 +31,14 @@ def encode(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bo
         raise InvalidRequest(f"The model's tokenizer cannot split this text: {error}.") from None
 
 
+def attempt(make: Callable[[], T]) -> T | None:
+    """What `make` makes; None where the library will not."""
+    try:
+        return _without_panic(make)
+    except _Failed:
+        return None
+
+
 def build(make: Callable[[], T], origin: str) -> T:
     """What `make` makes of a model file. Raises `ModelFileError`, in one line, where the library will not."""
     try:

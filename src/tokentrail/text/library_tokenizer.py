@@ -13,6 +13,7 @@ from tokentrail.protocol import InvalidRequest, ModelFileError
 from tokentrail.text.library import build, encode
 from tokentrail.text.token_decoders import TokenDecoder
 from tokentrail.text.tokenizer import Tokenizer
+from tokentrail.text.tokenizer_limits import MAX_ADDED_TOKENS, check_limits
 from tokentrail.text.unicode import without_surrogates
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class LibraryTokenizer(Tokenizer):
                 f"{origin}: the tokenizer has {count} tokens, but the model only {self.vocab_size}. "
                 "Use the tokenizer that belongs to the model."
             )
+        check_limits(self._tokenizer, origin)
         decoder = self._tokenizer.decoder
         state = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
         self._decoder = build(lambda: TokenDecoder(state, origin), origin)
@@ -57,6 +59,13 @@ class LibraryTokenizer(Tokenizer):
 
         (path,) = self._source.files.values()
         data = read_bytes(path, MAX_TOKENIZER_BYTES)
+
+        added = self._source.added_tokens
+        if len(added) > MAX_ADDED_TOKENS:
+            raise ModelFileError(
+                f"{path}: the tokenizer has {len(added)} added tokens; at most {MAX_ADDED_TOKENS} are possible. "
+                "Use the tokenizer files that the model's makers published."
+            )
 
         def load() -> Tokenizer:
             tokenizer = Tokenizer.from_buffer(data)
@@ -74,12 +83,12 @@ class LibraryTokenizer(Tokenizer):
                         lstrip=token.lstrip,
                         rstrip=token.rstrip,
                     )
-                    for token in self._source.added_tokens
+                    for token in added
                 ]
             )
             texts |= _special_texts(tokenizer)
-            added = tokenizer.get_added_tokens_decoder()
-            self._special = {id for id in added if tokenizer.id_to_token(id) in texts}
+            decoded = tokenizer.get_added_tokens_decoder()
+            self._special = {id for id in decoded if tokenizer.id_to_token(id) in texts}
             return tokenizer
 
         return build(load, str(path))

@@ -110,9 +110,9 @@ def _replacing(pattern: Mapping[str, str], content: str) -> Step:
 
 
 def _strip(token: str, content: str, start: int, stop: int) -> str:
-    for _ in range(start):
+    for _ in range(min(start, len(token))):
         token = token.removeprefix(content)
-    for _ in range(stop):
+    for _ in range(min(stop, len(token))):
         token = token.removesuffix(content)
     return token
 

@@ -80,8 +80,11 @@ def dequantize(data: U8, format: str, shape: tuple[int, ...]) -> F32:
     stored = np.ascontiguousarray(data).reshape(blocks, nbytes)
     result = np.empty((blocks, values), np.float32)
     step = max(1, _CHUNK // values)
-    for start in range(0, blocks, step):
-        result[start : start + step] = function(stored[start : start + step])
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # damaged scales are not numbers, and nor is what they give
+        for start in range(0, blocks, step):
+            result[start : start + step] = function(stored[start : start + step])
     return result.reshape(shape)
 
 
