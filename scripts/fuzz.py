@@ -18,6 +18,7 @@ import collections
 import contextlib
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -114,9 +115,8 @@ def _prepare() -> None:
         str(tests),
         *(str(tests / room) for room in ("models", "checkpoints")),
     ]
+    importlib.import_module("native_build")  # before all else: the build that TOKENTRAIL_NATIVE names
     from fuzzing import trial
-
-    import native_build  # noqa: F401  (loads the build that TOKENTRAIL_NATIVE names)
 
     trial.load_everything()
 

@@ -83,7 +83,9 @@ def quantize_in_numpy(data: U8, format: str, target: str) -> tuple[U8, float, fl
         stop = min(start + _CHUNK, groups)
         values = data[start * GROUP * value_bytes : stop * GROUP * value_bytes]
         x = dequantize(values, format, (stop - start, GROUP))
-        with np.errstate(invalid="ignore", over="ignore"):  # the caller finds what is no number by the squares
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # the caller finds what is no number by the squares
             blocks[start:stop] = QUANTIZERS[target](x)
             difference = dequantize(blocks[start:stop].reshape(-1), target, x.shape) - x
         errors += float(np.vdot(difference, difference))
