@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tokentrail import LLM, SamplingParams, StructuredOutputsParams
+from tokentrail.journey.render import render
 from tokentrail.protocol import ContextLengthExceeded, InvalidRequest, ModelFileError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -181,3 +182,4 @@ def test_embeddings(llm: LLM) -> None:
     view = llm.journey(last.request_id)
     assert view is not None
     assert view.outcome == "stop"
+    assert render(view) is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import signal
 from typing import Any
 
 import msgspec
@@ -11,6 +14,7 @@ import pytest
 from engine_fakes import VOCAB, FakeRunner, logits_of, request, stored
 from engine_harness import Harness, RandomLengths
 
+from tokentrail.engine import EngineClient
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.local import LocalEngine
 from tokentrail.engine.pooling import Pool
@@ -144,3 +148,34 @@ def test_in_process() -> None:
     items = [embed(str(n), list(range(2, 10 + n))) for n in range(5)]
     ends = [delta for step in engine.generate(items) for delta in step.deltas]
     assert {end.id: end.finish.embedding for end in ends if end.finish} == {i.id: expected(i) for i in items}
+
+
+async def test_an_engine_that_dies_embeds_again() -> None:
+    config = EngineConfig(
+        model="fake:?delay=0.05",
+        block_size=4,
+        max_model_len=96,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+        kv_cache_memory=512,
+    )
+    client = EngineClient(config, runner="engine_fakes:FakeRunner")
+    await client.start()
+    try:
+        items = [
+            embed(str(n), list(range(2, 30 + n)), kind) for n, kind in enumerate(("last", "mean", "cls") * 3)
+        ]
+
+        async def run(item: GenerateRequest) -> bytes | None:
+            (delta,) = [delta async for delta in client.generate(item)]
+            assert delta.finish is not None
+            return delta.finish.embedding
+
+        running = [asyncio.ensure_future(run(item)) for item in items]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        assert await asyncio.gather(*running) == [expected(item) for item in items]
+        assert client.restarts == 1
+    finally:
+        await client.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import openai
 import pytest
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
+from tokentrail.answer.parts import TextParts
 from tokentrail.protocol import Overloaded, TokentrailError
+from tokentrail.server.batches import lines as lines_of_batches
 from tokentrail.server.batches.store import Store
+from tokentrail.server.batches.upload import Upload
 
 OVER = {"completed", "failed", "expired", "cancelled"}
 
@@ -55,6 +60,14 @@ def results(client: openai.OpenAI, id: str | None) -> list[Any]:
 @pytest.fixture
 def server(make_server: MakeServer, tmp_path: Path) -> ScriptedServer:
     return make_server(files_dir=str(tmp_path / "files"))
+
+
+@pytest.fixture(scope="module")
+def shared(text_parts: TextParts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    """For tests that do not mind what others have left."""
+    server = ScriptedServer(text_parts, {"files_dir": str(tmp_path_factory.mktemp("files"))}, {}, True)
+    yield server
+    server.close()
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -130,13 +143,11 @@ async def test_pages_of_files_and_the_asynchronous_client(server: ScriptedServer
         ),
     ],
 )
-def test_forms_that_are_wrong(
-    server: ScriptedServer, tmp_path: Path, form: dict[str, Any], status: int, words: str
-) -> None:
-    response = server.http.post(f"{server.url}/v1/files", **form)
+def test_forms_that_are_wrong(shared: ScriptedServer, form: dict[str, Any], status: int, words: str) -> None:
+    response = shared.http.post(f"{shared.url}/v1/files", **form)
     assert response.status_code == status, response.text
     assert words in response.json()["error"]["message"]
-    assert not list((tmp_path / "files" / "tmp").iterdir())
+    assert not list((Path(shared.config.files_dir or "") / "tmp").iterdir())
 
 
 def test_a_file_that_is_too_large(make_server: MakeServer, tmp_path: Path) -> None:
@@ -173,10 +184,29 @@ def test_a_file_that_is_too_large(make_server: MakeServer, tmp_path: Path) -> No
         ({}, 200),
     ],
 )
-def test_foreign_pages_cannot_upload(server: ScriptedServer, headers: dict[str, str], status: int) -> None:
+def test_foreign_pages_cannot_upload(shared: ScriptedServer, headers: dict[str, str], status: int) -> None:
     form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x")}}
-    response = server.http.post(f"{server.url}/v1/files", headers=headers, **form)
+    response = shared.http.post(f"{shared.url}/v1/files", headers=headers, **form)
     assert response.status_code == status, response.text
+
+
+def test_however_a_form_is_cut(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    content = b"\r\n--bound\r\n-- \x00" + bytes(chance.choices(b"\r\n-bound\x00", k=3000)) + b"\r\n--boun"
+    head = b'--bounds\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--bounds\r\n'
+    head += 'Content-Disposition: form-data; name="file"; filename="文件.jsonl"\r\nX: y\r\n\r\n'.encode()
+    whole = head + content + b"\r\n--bounds--\r\n"
+    for number, longest in enumerate((1, 2, 7, 100, 10_000)):
+        draft = tmp_path / str(number)
+        form = Upload(b"bounds", draft, len(content))
+        at = 0
+        while at < len(whole):
+            size = chance.randint(1, longest)
+            form.write(whole[at : at + size])
+            at += size
+        form.finish()
+        assert draft.read_bytes() == content
+        assert (form.fields, form.filename, form.size) == ({"purpose": "batch"}, "文件.jsonl", len(content))
 
 
 def test_without_a_folder(make_server: MakeServer) -> None:
@@ -248,8 +278,8 @@ def test_lines_get_what_http_requests_get(server: ScriptedServer) -> None:
         ("/v1/completions", {"prompt": "Hi"}),
     ],
 )
-def test_other_endpoints(server: ScriptedServer, endpoint: str, body: dict[str, Any]) -> None:
-    client = server.client()
+def test_other_endpoints(shared: ScriptedServer, endpoint: str, body: dict[str, Any]) -> None:
+    client = shared.client()
     lines = [
         {"custom_id": str(n), "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
         for n in range(20)
@@ -259,8 +289,8 @@ def test_other_endpoints(server: ScriptedServer, endpoint: str, body: dict[str, 
     assert [one["custom_id"] for one in results(client, batch.output_file_id)] == [str(n) for n in range(20)]
 
 
-async def test_the_asynchronous_client(server: ScriptedServer) -> None:
-    client = server.async_client()
+async def test_the_asynchronous_client(shared: ScriptedServer) -> None:
+    client = shared.async_client()
     file = await client.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch")
     batch = await client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
@@ -268,7 +298,10 @@ async def test_the_asynchronous_client(server: ScriptedServer) -> None:
     while (batch := await client.batches.retrieve(batch.id)).status not in OVER:
         await asyncio.sleep(0.02)
     assert batch.status == "completed"
-    assert [one.id async for one in client.batches.list(limit=1)] == [batch.id]
+    assert (await client.batches.list(limit=1)).data[0].id == batch.id
+    ids = [one.id async for one in client.batches.list(limit=1)]
+    assert ids[0] == batch.id
+    assert len(set(ids)) == len(ids)
 
 
 def test_errors_of_a_file_have_their_lines(server: ScriptedServer) -> None:
@@ -315,12 +348,15 @@ def test_errors_of_a_file_have_their_lines(server: ScriptedServer) -> None:
     assert [error.code for error in wait(client, batch.id).errors.data] == ["invalid_json_line"]
 
 
-def test_long_lines_and_many(make_server: MakeServer, tmp_path: Path) -> None:
+def test_long_lines_and_many(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_of_batches, "MOST_LINES", 50)
     server = make_server(files_dir=str(tmp_path), max_body_bytes=2000)
     client = server.client()
     batch = wait(client, start(client, [line("a"), line("long", user="u" * 3000), line("b")]).id)
     assert [(error.line, error.code) for error in batch.errors.data] == [(2, "line_too_long")]
-    many = wait(client, start(client, [line(str(n)) for n in range(50_001)]).id)
+    many = wait(client, start(client, [line(str(n)) for n in range(51)]).id)
     assert [error.code for error in many.errors.data] == ["too_many_requests"]
 
 
@@ -336,14 +372,14 @@ def test_long_lines_and_many(make_server: MakeServer, tmp_path: Path) -> None:
         ({"metadata": {"a" * 65: "b"}}, "metadata"),
     ],
 )
-def test_what_is_wrong_is_named(server: ScriptedServer, change: dict[str, Any], param: str) -> None:
-    id = upload(server.client(), [line("a")]).id
+def test_what_is_wrong_is_named(shared: ScriptedServer, change: dict[str, Any], param: str) -> None:
+    id = upload(shared.client(), [line("a")]).id
     body = {"input_file_id": id, "endpoint": "/v1/chat/completions", "completion_window": "24h", **change}
-    response = server.post("/v1/batches", body)
+    response = shared.post("/v1/batches", body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     for path in ("/v1/batches/none", "/v1/files/..%2Fstore.sqlite/content", "/v1/files/none/content"):
-        assert server.get(path).status_code == 404
+        assert shared.get(path).status_code == 404
 
 
 def test_concurrency_is_bounded(make_server: MakeServer, tmp_path: Path) -> None:
