@@ -32,48 +32,53 @@ class Conversation:
     """Messages in the making. Thoughts, texts and calls that follow each other are one message of the assistant."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
+        """The assistant's have lists of texts, which are joined at the end: there may be many."""
         self._names: dict[str, str] = {}
         """Of functions, by the call's id."""
 
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them, as OpenAI has them. The conversation is over then."""
+        for message in self._messages:
+            for field in ("reasoning_content", "content"):
+                if isinstance(texts := message.get(field), list):
+                    message[field] = "\n".join(texts)
+        return self._messages
+
     def say(self, role: str, text: str) -> None:
         """A message of somebody else."""
-        self.messages.append({"role": role, "content": text})
+        self._messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
         last = self._assistant()
         if "content" in last or "tool_calls" in last:
             last = self._begin()  # who has spoken and thinks again begins anew
-        before = last.get("reasoning_content")
-        last["reasoning_content"] = text if before is None else f"{before}\n{text}"
+        last.setdefault("reasoning_content", []).append(text)
 
     def answer(self, text: str) -> None:
-        last = self._assistant()
-        last["content"] = f"{last['content']}\n{text}" if "content" in last else text
+        self._assistant().setdefault("content", []).append(text)
 
     def call(self, id: str, name: str, arguments: str) -> None:
         """`arguments`: JSON."""
         self._names[id] = name
         function = {"name": name, "arguments": arguments}
-        self._assistant().setdefault("tool_calls", []).append(
-            {"id": id, "type": "function", "function": function}
-        )
+        call = {"id": id, "type": "function", "function": function}
+        self._assistant().setdefault("tool_calls", []).append(call)
 
     def called(self, id: str) -> bool:
         return id in self._names
 
     def result(self, id: str, text: str) -> None:
         """What a call returned."""
-        message = {"role": "tool", "tool_call_id": id, "content": text}
-        if id in self._names:
-            message["name"] = self._names[id]
-        self.messages.append(message)
+        self._messages.append(
+            {"role": "tool", "tool_call_id": id, "name": self._names.get(id), "content": text}
+        )
 
     def _assistant(self) -> dict[str, Any]:
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            return self.messages[-1]
+        if self._messages and self._messages[-1]["role"] == "assistant":
+            return self._messages[-1]
         return self._begin()
 
     def _begin(self) -> dict[str, Any]:
-        self.messages.append({"role": "assistant"})
-        return self.messages[-1]
+        self._messages.append({"role": "assistant"})
+        return self._messages[-1]

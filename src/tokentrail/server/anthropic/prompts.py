@@ -20,6 +20,8 @@ from tokentrail.server.conversation import Conversation, thinking_variables
 from tokentrail.server.generation import Question
 
 _ROLES = ("user", "assistant", "system")
+_LONGEST_THOUGHTS = 1_000_000
+"""Tokens. Nothing is longer."""
 _NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
     ".function.parameters": ".input_schema",
@@ -128,7 +130,7 @@ def _budget(body: CountTokensRequest, max_tokens: int) -> int | None:
         raise InvalidRequest(
             f"{field} must be from 1 to below max_tokens ({max_tokens}), not {budget}.", param=field
         )
-    return budget
+    return min(budget, _LONGEST_THOUGHTS)
 
 
 def _tools(body: CountTokensRequest) -> list[dict[str, Any]]:
@@ -213,9 +215,10 @@ def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
                 else:
                     said.append(_text_of(block, place))
     user_done()
-    if not talk.messages:
+    messages = talk.messages()
+    if not messages:
         raise InvalidRequest("messages must hold a message that is not empty.", param="messages")
-    return talk.messages
+    return messages
 
 
 def _assistant(talk: Conversation, message: Message, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokentrail.answer import ChatPrompt
@@ -24,8 +24,15 @@ def type_of(item: Item) -> str:
     return "item_reference" if item.role is None and item.id is not None else "message"
 
 
-def resolved(given: str | Sequence[Item], find: Callable[[str], dict[str, Any] | None]) -> list[Item]:
-    """The items of a request, with references replaced. `find`: an item that is kept, by its id."""
+def references(given: str | Sequence[Item]) -> list[str]:
+    """Ids of items that are only referred to."""
+    if isinstance(given, str):
+        return []
+    return [item.id or "" for item in given if type_of(item) == "item_reference"]
+
+
+def resolved(given: str | Sequence[Item], kept: Mapping[str, dict[str, Any]]) -> list[Item]:
+    """The items of a request, with references replaced by what is kept."""
     if isinstance(given, str):
         return [Item(type="message", role="user", content=given)]
     items = []
@@ -33,7 +40,7 @@ def resolved(given: str | Sequence[Item], find: Callable[[str], dict[str, Any] |
         if type_of(item) != "item_reference":
             items.append(item)
             continue
-        found = find(item.id or "")
+        found = kept.get(item.id or "")
         if found is None:
             raise InvalidRequest(
                 f"input[{at}]: there is no item with the id {(item.id or '')[:80]!r} here. Send the item itself; or "
@@ -57,7 +64,7 @@ def messages_of(
         raise InvalidRequest("input must not be empty.", param="input")
     for at, item in enumerate(items):
         _add(talk, item, f"input[{at}]")
-    return talk.messages
+    return talk.messages()
 
 
 def _add(talk: Conversation, item: Item, where: str) -> None:

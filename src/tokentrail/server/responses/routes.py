@@ -16,7 +16,7 @@ from tokentrail.protocol import InvalidRequest
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.generation import Generation
 from tokentrail.server.responses.answers import OutputItem, ResponsesDialect
-from tokentrail.server.responses.items import cut_to_fit, kept_form, resolved
+from tokentrail.server.responses.items import cut_to_fit, kept_form, references, resolved
 from tokentrail.server.responses.questions import prompt_of
 from tokentrail.server.responses.requests import Item, ResponsesRequest
 from tokentrail.server.responses.store import Kept, ResponseStore
@@ -24,6 +24,8 @@ from tokentrail.server.schemas import json_body, json_response, read_json
 from tokentrail.server.state import ServerState
 
 _MOST_LISTED = 100
+_SOON_READ = 200_000
+"""Bytes of what is kept from which reading it may hold up streams, and goes to a thread."""
 _OFF = "This server keeps no responses: start it with --responses-store, which says how many."
 
 
@@ -36,8 +38,8 @@ def create_router(state: ServerState) -> APIRouter:
         """Answer items; with `stream`, as typed events."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
         tenant: str = request.state.tenant
-        history = _history(store, tenant, body.previous_response_id)
-        items = resolved(body.input, lambda id: store.item(tenant, id))
+        before = _before(store, tenant, body.previous_response_id)
+        history, items = await _told(body, before, store.holders(tenant, references(body.input)))
         prompt: ChatPrompt | None = None
         if body.truncation == "auto":
             prompt = await _fitting(state, body, prompt_of(body, history, items))
@@ -86,8 +88,23 @@ def create_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _history(store: ResponseStore, tenant: str, id: str | None) -> list[Item]:
-    """What was said up to the end of a response."""
+async def _told(
+    body: ResponsesRequest, before: Sequence[Kept], holders: Sequence[Kept]
+) -> tuple[list[Item], list[Item]]:
+    """(what was said in earlier responses, the items of this request)"""
+
+    def read() -> tuple[list[Item], list[Item]]:
+        history = [Item.model_validate(item) for kept in before for item in kept.all_items()]
+        kept_items = {item["id"]: item for kept in holders for item in kept.all_items()}
+        return history, resolved(body.input, kept_items)
+
+    if sum(kept.size for kept in (*before, *holders)) < _SOON_READ:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(None, read)
+
+
+def _before(store: ResponseStore, tenant: str, id: str | None) -> list[Kept]:
+    """The responses up to this one."""
     if id is None:
         return []
     if not store.count:
@@ -101,7 +118,7 @@ def _history(store: ResponseStore, tenant: str, id: str | None) -> list[Item]:
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return [Item.model_validate(item) for item in found]
+    return found
 
 
 async def _fitting(state: ServerState, body: ResponsesRequest, prompt: ChatPrompt) -> ChatPrompt:

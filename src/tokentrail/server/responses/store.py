@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,10 @@ class Kept(msgspec.Struct):
     @property
     def size(self) -> int:
         return len(self.response) + len(self.items)
+
+    def all_items(self) -> list[dict[str, Any]]:
+        """What was asked and what was answered."""
+        return [*msgspec.json.decode(self.items), *msgspec.json.decode(self.response)["output"]]
 
 
 class ResponseStore:
@@ -65,8 +69,8 @@ class ResponseStore:
         shelf = self._shelves.get(tenant)
         return shelf is not None and shelf.drop(id)
 
-    def chain(self, tenant: str, id: str) -> list[dict[str, Any]] | str:
-        """All items up to the end of response `id`, or the id of the first response that is missing."""
+    def chain(self, tenant: str, id: str) -> list[Kept] | str:
+        """The responses up to `id`, the first one first; or the id of the one that is missing."""
         shelf = self._shelves.get(tenant)
         if shelf is None or shelf.get(id) is None:
             return id
@@ -78,20 +82,15 @@ class ResponseStore:
                 return at
             turns.append(kept)
             at = kept.previous
-        items: list[dict[str, Any]] = []
-        for kept in reversed(turns):
-            items += msgspec.json.decode(kept.items)
-            items += msgspec.json.decode(kept.response)["output"]
-        return items
+        return turns[::-1]
 
-    def item(self, tenant: str, id: str) -> dict[str, Any] | None:
-        """One item that was sent or received, by its id."""
+    def holders(self, tenant: str, ids: Iterable[str]) -> list[Kept]:
+        """Responses that hold these items, sent or received: each once. Ids that are not known have none."""
         shelf = self._shelves.get(tenant)
-        kept = None if shelf is None else shelf.holder(id)
-        if kept is None:
-            return None
-        items = [*msgspec.json.decode(kept.items), *msgspec.json.decode(kept.response)["output"]]
-        return next((item for item in items if item["id"] == id), None)
+        if shelf is None:
+            return []
+        found = {id(kept): kept for one in ids if (kept := shelf.holder(one)) is not None}
+        return list(found.values())
 
 
 class _Shelf:
