@@ -6,7 +6,7 @@ from typing import Any
 
 from tokentrail.protocol import InvalidRequest
 
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def thinking_variables(
@@ -15,9 +15,9 @@ def thinking_variables(
     """What templates know of thinking, as their variables. `field`: what the effort is called in the request."""
     variables: dict[str, Any] = {}
     if effort is not None:
-        if effort not in _EFFORTS:
+        if effort not in EFFORTS:
             raise InvalidRequest(
-                f"{field} must be one of {', '.join(_EFFORTS)}, not {effort[:40]!r}.", param=field
+                f"{field} must be one of {', '.join(EFFORTS)}, not {effort[:40]!r}.", param=field
             )
         if effort == "none":
             variables |= {"enable_thinking": False, "thinking": False}

@@ -6,10 +6,12 @@ Bodies are parsed here, not by the framework: large ones at their own pace, and 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -97,6 +99,28 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 def json_response(body: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def words(*allowed: str) -> Any:
+    """For a field of text (`Annotated[str, words(…)]`): what may stand there, for the OpenAPI document. It is checked
+    where it is used, in words of that place.
+    """
+    return Field(json_schema_extra={"enum": list(allowed)})
+
+
+def by_type(**fields: Mapping[str, str]) -> JsonDict:
+    """For a model's configuration (`json_schema_extra`): by the value of its `type` (`_`: none), the fields that it
+    needs and their JSON types, for the OpenAPI document.
+    """
+    forms: list[Any] = []
+    for name, needed in fields.items():
+        described = {field: {"type": kind} for field, kind in needed.items()}
+        if name == "_":
+            forms.append({"properties": {"type": {"type": "null"}, **described}, "required": [*needed]})
+        else:
+            properties = {"type": {"const": name}, **described}
+            forms.append({"properties": properties, "required": ["type", *needed]})
+    return {"anyOf": forms}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:

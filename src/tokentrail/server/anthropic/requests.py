@@ -5,11 +5,12 @@ Blocks of all types are read into one class each place: which fields a type need
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokentrail.server.schemas import CheckedRequest, List
+from tokentrail.server.conversation import EFFORTS
+from tokentrail.server.schemas import CheckedRequest, List, by_type, words
 
 
 class _Part(BaseModel):
@@ -19,12 +20,24 @@ class _Part(BaseModel):
 class TextSource(_Part):
     """Of a document."""
 
-    type: str
+    type: Annotated[str, words("text")]
     data: str | None = None
+
+
+_RESULT = {"text": {"text": "string"}, "document": {"source": "object"}}
+_CONTENT = {
+    **_RESULT,
+    "tool_use": {"id": "string", "name": "string", "input": "object"},
+    "tool_result": {"tool_use_id": "string"},
+    "thinking": {"thinking": "string"},
+    "redacted_thinking": {},
+}
 
 
 class ResultBlock(_Part):
     """Part of what a tool returned, or of a system prompt. Only text is read."""
+
+    model_config = ConfigDict(json_schema_extra=by_type(**_RESULT))
 
     type: str
     text: str | None = None
@@ -36,6 +49,8 @@ class ResultBlock(_Part):
 class ContentBlock(ResultBlock):
     """Part of a message: text, a text document, tool_use, tool_result, thinking or redacted_thinking."""
 
+    model_config = ConfigDict(json_schema_extra=by_type(**_CONTENT))
+
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -46,14 +61,17 @@ class ContentBlock(ResultBlock):
 
 
 class Message(_Part):
-    role: str
+    role: Annotated[str, words("user", "assistant", "system")]
     content: str | List[ContentBlock]
 
 
 class Tool(_Part):
     """A function that the model may call."""
 
-    type: str | None = None
+    # Without it a tool of Anthropic's own would be told the wrong thing.
+    model_config = ConfigDict(json_schema_extra={"required": ["name", "input_schema"]})
+
+    type: Annotated[str, words("custom")] | None = None
     name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -61,26 +79,26 @@ class Tool(_Part):
 
 
 class ToolChoice(_Part):
-    type: str
+    type: Annotated[str, words("auto", "any", "tool", "none")]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(_Part):
-    type: str
+    type: Annotated[str, words("enabled", "adaptive", "disabled")]
     budget_tokens: int | None = None
-    display: str | None = None
+    display: Annotated[str, words("summarized", "omitted")] | None = None
 
 
 class OutputFormat(_Part):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    type: str
+    type: Annotated[str, words("json_schema")]
     schema_: dict[str, Any] | bool = Field(alias="schema")
 
 
 class OutputConfig(_Part):
-    effort: str | None = None
+    effort: Annotated[str, words(*EFFORTS)] | None = None
     format: OutputFormat | None = None
 
 

@@ -68,6 +68,8 @@ def usage_of(answer: Answer) -> dict[str, Any]:
     }
 
 
+INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of answers that are not whole → OpenAI's words for them."""
 Keep = Callable[[dict[str, Any], Sequence[OutputItem]], None]
 """Keeps a response, and its items, which it holds."""
 
@@ -174,11 +176,11 @@ class ResponsesDialect:
         """The response as it is at its end, which is kept."""
         response = self.frame(answer)
         response |= {"status": "completed", "completed_at": int(time.time())}
-        if reason == "length":
+        if reason in INCOMPLETE:
             response |= {
                 "status": "incomplete",
                 "completed_at": None,
-                "incomplete_details": {"reason": "max_output_tokens"},
+                "incomplete_details": {"reason": INCOMPLETE[reason]},
             }
             if items:
                 items[-1].status = "incomplete"
@@ -243,7 +245,7 @@ class ResponseStream:
 
     def end(self) -> bytes:
         data = b"" if self._items else self._of_kind(MessageItem)
-        incomplete = self._reason == "length"
+        incomplete = self._reason in INCOMPLETE
         data += self._close("incomplete" if incomplete else "completed")
         response = self._dialect.ended(self._answer, self._items, self._reason)
         return data + self._event(

@@ -9,10 +9,9 @@ from typing import Any
 from tokentrail.answer import ChatPrompt
 from tokentrail.protocol import ContextLengthExceeded, InvalidRequest
 from tokentrail.server.conversation import Conversation
-from tokentrail.server.responses.requests import ContentPart, Item
+from tokentrail.server.responses.requests import TEXTS, ContentPart, Item
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 """Of ids, by type."""
 
@@ -112,7 +111,7 @@ def _text(content: str | Sequence[ContentPart] | None, where: str) -> str:
         place = f"{where}[{number}]"
         if part.type == "refusal":
             texts.append(_given(part.refusal, f"{place}.refusal"))
-        elif part.type in _TEXTS:
+        elif part.type in TEXTS:
             texts.append(_given(part.text, f"{place}.text"))
         else:
             raise InvalidRequest(

@@ -10,12 +10,11 @@ from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, Struc
 from tokentrail.server.conversation import thinking_variables
 from tokentrail.server.generation import Question
 from tokentrail.server.responses.items import messages_of
-from tokentrail.server.responses.requests import Item, ResponsesRequest, ToolChoice
+from tokentrail.server.responses.requests import SUMMARIES, Item, ResponsesRequest, ToolChoice
 
 NAMES = {"max_tokens": "max_output_tokens", "messages": "input", ".function.parameters": ".parameters"}
 """See `Question.names`."""
 _LOGPROBS = "message.output_text.logprobs"
-_SUMMARIES = (None, "auto", "concise", "detailed")
 
 
 def question_of(body: ResponsesRequest, prompt: ChatPrompt) -> Question:
@@ -46,7 +45,7 @@ def prompt_of(body: ResponsesRequest, history: Sequence[Item], items: Sequence[I
         )
     reasoning = body.reasoning
     for name in ("summary", "generate_summary"):
-        if reasoning is not None and (given := getattr(reasoning, name)) not in _SUMMARIES:
+        if reasoning is not None and (given := getattr(reasoning, name)) not in (None, *SUMMARIES):
             field = f"reasoning.{name}"
             raise InvalidRequest(
                 f"{field} must be auto, concise or detailed, not {given[:40]!r}.", param=field

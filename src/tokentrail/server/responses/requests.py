@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokentrail.server.schemas import CheckedRequest, List
+from tokentrail.server.conversation import EFFORTS
+from tokentrail.server.schemas import CheckedRequest, List, by_type, words
+
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+"""Types of parts that are text."""
+SUMMARIES = ("auto", "concise", "detailed")
 
 
 class _Part(BaseModel):
@@ -15,6 +20,13 @@ class _Part(BaseModel):
 
 class ContentPart(_Part):
     """Part of a message, of thoughts, or of what a function returned. Only text is read."""
+
+    model_config = ConfigDict(
+        json_schema_extra=by_type(
+            **{one: {"text": "string"} for one in TEXTS},
+            refusal={"refusal": "string"},
+        )
+    )
 
     type: str
     text: str | None = None
@@ -26,9 +38,20 @@ class Item(_Part):
     or, with an id alone, a reference.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra=by_type(
+            _={"role": "string"},
+            message={"role": "string"},
+            function_call={"call_id": "string", "name": "string", "arguments": "string"},
+            function_call_output={"call_id": "string"},
+            reasoning={},
+            item_reference={"id": "string"},
+        )
+    )
+
     type: str | None = None
     id: str | None = None
-    role: str | None = None
+    role: Annotated[str, words("user", "assistant", "system", "developer")] | None = None
     content: str | List[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
@@ -41,7 +64,7 @@ class Item(_Part):
 class Tool(_Part):
     """A function that the model may call."""
 
-    type: str
+    type: Annotated[str, words("function")]
     name: str | None = Field(None, min_length=1, max_length=128)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -49,21 +72,21 @@ class Tool(_Part):
 
 
 class AllowedTool(_Part):
-    type: str = "function"
+    type: Annotated[str, words("function")] = "function"
     name: str | None = None
 
 
 class ToolChoice(_Part):
     """A function that must be called, or those that are allowed."""
 
-    type: str
+    type: Annotated[str, words("function", "allowed_tools")]
     name: str | None = None
-    mode: str | None = None
+    mode: Annotated[str, words("auto", "required")] | None = None
     tools: List[AllowedTool] | None = None
 
 
 class TextFormat(_Part):
-    type: str
+    type: Annotated[str, words("text", "json_object", "json_schema")]
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
@@ -76,9 +99,9 @@ class TextConfig(_Part):
 
 
 class Reasoning(_Part):
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    effort: Annotated[str, words(*EFFORTS)] | None = None
+    summary: Annotated[str, words(*SUMMARIES)] | None = None
+    generate_summary: Annotated[str, words(*SUMMARIES)] | None = None
 
 
 class ResponsesRequest(CheckedRequest):
@@ -95,9 +118,9 @@ class ResponsesRequest(CheckedRequest):
     top_p: float | None = None
     top_logprobs: int | None = None
     include: List[str] | None = None
-    truncation: str | None = None
+    truncation: Annotated[str, words("auto", "disabled")] | None = None
     tools: List[Tool] | None = None
-    tool_choice: str | ToolChoice | None = None
+    tool_choice: Annotated[str, words("auto", "none", "required")] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
