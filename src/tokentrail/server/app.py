@@ -96,6 +96,7 @@ def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:
 
 def _operations(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["operations"])
+    config = state.config
 
     @router.get("/")
     async def root() -> Response:
@@ -106,6 +107,9 @@ def _operations(state: ServerState) -> APIRouter:
             "responses": "/v1/responses",
             "messages": "/v1/messages",
             "journeys": "/v1/journeys",
+            **({"ollama": "/api/chat"} if config.ollama_api else {}),
+            **({"llama.cpp": "/completion"} if config.llama_cpp_api else {}),
+            **({"tgi": "/generate"} if config.tgi_api else {}),
         }
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
         return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
