@@ -284,6 +284,16 @@ def test_models(client: ollama.Client, server: ScriptedServer) -> None:
     assert [int(part) for part in version.split(".")] >= [0, 6, 4]  # what editors ask for
 
 
+def test_names_from_the_list_work_everywhere(server: ScriptedServer) -> None:
+    """Editors list models here and ask them in OpenAI's way."""
+    (name,) = [model["name"] for model in server.get("/api/tags").json()["models"]]
+    answer = server.client().chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi"}])
+    assert (answer.model, answer.choices[0].message.content) == (MODEL, TEXT)
+    assert (
+        server.post("/v1/chat/completions", {"model": "demo:other", "messages": MESSAGES}).status_code == 404
+    )
+
+
 def test_a_served_model_need_not_be_pulled(client: ollama.Client) -> None:
     assert client.pull(MODEL).status == "success"
     assert [part.status for part in client.pull(LATEST, stream=True)] == ["success"]

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from tokentrail.answer import EmbeddingRequest, Embeddings, Prompt
 from tokentrail.answer.embedding import as_floats
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import in_words_of
+from tokentrail.server.naming import find_model
 from tokentrail.server.state import Guard, ServerState
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,11 @@ async def embed(
     started = time.perf_counter()
     async with Guard(state, request):
         backend = state.ready_backend()
-        if all(card.id != model for card in backend.models()):
-            raise model_not_found(model)
         caller = request.state
         asked = EmbeddingRequest(
             id=f"embd-{uuid.uuid4().hex}",
             prompts=prompts,
-            model=model,
+            model=find_model(backend, model).id,
             endpoint=request.url.path,
             request_id=caller.client_request_id,
             tenant=caller.tenant,

@@ -23,7 +23,8 @@ from starlette.types import Receive, Scope, Send
 from tokentrail.answer import Answer, AnswerRequest, ChatOptions, Choice, Chunk, Prompt, collect
 from tokentrail.protocol import InvalidRequest, SamplingParams, TokentrailError
 from tokentrail.server.connection import BODY_WRITER
-from tokentrail.server.errors import describe, error_response, log_internal, model_not_found
+from tokentrail.server.errors import describe, error_response, log_internal
+from tokentrail.server.naming import find_model
 from tokentrail.server.state import ClientGone, Guard, ServerState
 
 log = logging.getLogger(__name__)
@@ -150,9 +151,7 @@ class Generation(Response):
 
     async def _open(self) -> Answer:
         backend = self._state.ready_backend()
-        model = self._dialect.model
-        if all(card.id != model for card in backend.models()):
-            raise model_not_found(model)
+        model = find_model(backend, self._dialect.model).id
         question = self._dialect.question()
         max_tokens = question.sampling.max_tokens
         received, timeout = self._request.state.received, self._state.config.request_timeout

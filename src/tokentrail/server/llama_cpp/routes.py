@@ -13,7 +13,7 @@ from tokentrail import __version__
 from tokentrail.answer import Backend
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams
 from tokentrail.server.embedding import as_numbers, embed
-from tokentrail.server.errors import model_not_found, unavailable
+from tokentrail.server.errors import unavailable
 from tokentrail.server.generation import Generation
 from tokentrail.server.llama_cpp.completion import CompletionDialect, settings
 from tokentrail.server.llama_cpp.prompts import logit_bias_of, prompts_of, several
@@ -23,6 +23,7 @@ from tokentrail.server.llama_cpp.requests import (
     EmbeddingRequest,
     InfillRequest,
 )
+from tokentrail.server.naming import find_model
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.schemas import Model, json_body, json_response, read_json
 from tokentrail.server.state import ServerState
@@ -144,9 +145,4 @@ def _slot(id: int, context: int, *, taken: bool) -> dict[str, Any]:
 
 
 def _model(backend: Backend, name: str | None) -> str:
-    cards = backend.models()
-    if not name:
-        return cards[0].id
-    if all(card.id != name for card in cards):
-        raise model_not_found(name)
-    return name
+    return find_model(backend, name).id if name else backend.models()[0].id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from datetime import datetime, timezone
 
@@ -9,23 +10,17 @@ from msgspec import UNSET
 
 from tokentrail.answer import Backend, ModelCard, ModelDetails
 from tokentrail.server.errors import HTTPError
+from tokentrail.server.naming import find_model, tagged
 from tokentrail.server.ollama.responses import Details, ListedModel, ShownModel
 
-_LATEST = ":latest"
 _FOREVER = datetime(9999, 12, 31, tzinfo=timezone.utc)
 """When a model is dropped from memory that never is."""
 
 
-def tagged(name: str) -> str:
-    """A model's name as Ollama lists it."""
-    return name if ":" in name.rsplit("/", 1)[-1] else name + _LATEST
-
-
 def find(backend: Backend, name: str) -> ModelCard:
-    """The model with this name, tagged or not. Raises a 404 error."""
-    for card in backend.models():
-        if name == card.id or tagged(name) == tagged(card.id):
-            return card
+    """The model with this name. Raises a 404 error in Ollama's words, which its clients look for."""
+    with contextlib.suppress(HTTPError):
+        return find_model(backend, name)
     raise HTTPError(
         404,
         f"model '{name[:200]}' not found; this server has {', '.join(card.id for card in backend.models())}",

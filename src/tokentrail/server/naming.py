@@ -1,0 +1,27 @@
+"""Which model a request's name means."""
+
+from __future__ import annotations
+
+from tokentrail.answer import Backend, ModelCard
+from tokentrail.server.errors import model_not_found
+
+_LATEST = ":latest"
+
+
+def tagged(name: str) -> str:
+    """A model's name as Ollama lists it: one without a tag has the tag `latest`."""
+    return name if ":" in name.rsplit("/", 1)[-1] else name + _LATEST
+
+
+def find_model(backend: Backend, name: str) -> ModelCard:
+    """The model or adapter with this name. Programs take names from Ollama's list and ask any dialect with them, so the
+    tag `latest` may stand behind it. Raises a 404 error.
+    """
+    cards = backend.models()
+    for card in cards:
+        if card.id == name:
+            return card
+    for card in cards:
+        if tagged(card.id) == tagged(name):
+            return card
+    raise model_not_found(name)
