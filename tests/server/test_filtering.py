@@ -20,6 +20,7 @@ filters:
   - {name: secret, pattern: "code[0-9]{3}", action: block}
   - {name: private, personal: [phone], action: mask, replacement: "[phone]"}
   - {name: odd, words: [fox], action: flag}
+  - {name: 留意, words: [dog], action: flag}
 """
 CALLS: Any = [{"role": "user", "content": "Hi"}]
 
@@ -102,11 +103,11 @@ def test_prompts_are_refused_masked_and_flagged(model: Says) -> None:
     assert "code123" not in caught.value.message
     response = client.chat.completions.with_raw_response.create(
         model=MODEL,
-        messages=[{"role": "user", "content": [{"type": "text", "text": "damn fox"}]}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "damn fox and dog"}]}],
     )
-    assert response.headers["x-tokentrail-flagged"] == "odd"
+    assert response.headers["x-tokentrail-flagged"] == "odd, %E7%95%99%E6%84%8F"
     prompt = model.parts.tokenizer.decode(model.server.engine.requests[-1].prompt)
-    assert "**** fox" in prompt
+    assert "**** fox and dog" in prompt
     assert "damn" not in prompt
     ids = model.parts.tokenizer.encode("a damn shame")
     with pytest.raises(openai.BadRequestError, match="cannot be: send it as text"):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -201,7 +202,7 @@ class FilteredAnswer:
         return passed
 
     def _flag(self, names: Sequence[str]) -> None:
-        for name in names:
+        for name in (quote(name, safe=" .:/-") for name in names):  # headers are ASCII
             told = self.headers.get(FLAGGED)
             self.headers[FLAGGED] = name if told is None else f"{told}, {name}"
 
