@@ -40,7 +40,7 @@ def test_right_keys_are_let_in_and_wrong_ones_are_not(make_server: MakeServer) -
 
 def test_every_path_but_health_and_metrics_needs_a_key(make_server: MakeServer) -> None:
     server = make_server(api_keys=KEYS)
-    for path in ("/health", "/metrics"):
+    for path in ("/health", "/health/live", "/health/ready", "/metrics"):
         assert server.get(path).status_code == 200
     paths = (
         "/v1/models",

@@ -27,6 +27,8 @@ def health(server: ScriptedServer) -> tuple[int, str]:
 def test_health_is_503_until_ready_and_while_the_engine_is_down(make_server: MakeServer) -> None:
     server = make_server(ready=False)
     assert health(server) == (503, "starting")
+    assert server.get("/health/ready").status_code == 503
+    assert server.get("/health/live").json() == {"status": "alive"}
     refused = server.chat()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
     assert refused.headers["retry-after"] == "1"
@@ -41,6 +43,7 @@ def test_health_is_503_until_ready_and_while_the_engine_is_down(make_server: Mak
     assert server.chat().status_code == 200
     server.engine.alive = True
     assert health(server) == (200, "ok")
+    assert server.get("/health/ready").json() == {"status": "ok"}
     assert server.http.head(server.url + "/health").status_code == 200
 
 

@@ -121,6 +121,16 @@ def _operations(state: ServerState) -> APIRouter:
         """
         return json_response({"status": state.health}, 200 if state.health == "ok" else 503)
 
+    @router.get("/health/ready")
+    async def ready() -> Response:
+        """The same, by the name that orchestrators give it."""
+        return await health()
+
+    @router.get("/health/live")
+    async def live() -> Response:
+        """200 as long as the server's process is alive, whether or not it takes requests. Needs no key."""
+        return json_response({"status": "alive"})
+
     @router.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus's text format. Needs no key."""

@@ -11,7 +11,7 @@ from tokentrail.server.errors import unauthorized
 
 # Paths that never need a key: probes and scrapers have none, and they tell nothing of what is asked or
 # answered.
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 
 class Keys:
