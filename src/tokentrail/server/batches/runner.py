@@ -249,7 +249,9 @@ class BatchRunner:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         request_id = reply.headers.get(b"x-request-id", id.encode()).decode()
-        response = LineResponse(reply.status, request_id, msgspec.Raw(reply.body))
+        json = reply.headers.get(b"content-type", b"").startswith(b"application/json")
+        body = reply.body if json else msgspec.json.encode(reply.body.decode("utf-8", "replace"))
+        response = LineResponse(reply.status, request_id, msgspec.Raw(body))
         result = LineResult(id=id, custom_id=line.custom_id, response=response, error=None)
         ok = 200 <= reply.status < 300
         await self.call(self.store.add_result, batch.id, number, ok, msgspec.json.encode(result))
