@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -333,6 +334,40 @@ def test_a_budget_is_kept_by_who_does_not_think(server: ScriptedServer) -> None:
     budget: Any = {"type": "enabled", "budget_tokens": 50}
     message = client(server).messages.create(model=MODEL, max_tokens=100, messages=HELLO, thinking=budget)
     assert message.content[0].to_dict()["text"] == TEXT
+
+
+def test_the_clients_own_loop_of_tools(scripted: Scripted) -> None:
+    """It tries to have the conversation kept here, and does without when that is refused."""
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str, days: int) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        scripted.says = "It rains."
+        return "Rain."
+
+    for stream in (False, True):
+        scripted.says = CALL
+        runner: Any = client(scripted.server).beta.messages.tool_runner(
+            model=MODEL, max_tokens=100, messages=HELLO, tools=[get_weather], stream=stream
+        )
+        messages = [message.get_final_message() if stream else message for message in runner]
+        assert [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
+        assert messages[-1].content[0].text == "It rains."
+        assert "tool\nRain." in scripted.prompt
+    assert asked == ["Paris 🗼"] * 2
+
+
+def test_the_client_parses(scripted: Scripted) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+
+    scripted.says = '{"name":"Köln"}'
+    message = client(scripted.server).messages.parse(
+        model=MODEL, max_tokens=100, messages=HELLO, output_format=City
+    )
+    assert message.parsed_output == City(name="Köln")
 
 
 def test_count_tokens(scripted: Scripted) -> None:

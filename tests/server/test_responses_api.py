@@ -289,6 +289,18 @@ def test_items_become_messages(scripted: Scripted) -> None:
     assert '"name": "get_weather"' in scripted.prompt
 
 
+def test_counted_tokens(scripted: Scripted) -> None:
+    first = ask(scripted, "Well.", tools=[TOOL])
+    fields: Any = {
+        "input": "And?",
+        "previous_response_id": first.id,
+        "instructions": "Be brief.",
+        "tools": [TOOL],
+    }
+    counted = scripted.server.client().responses.input_tokens.count(model=MODEL, **fields)
+    assert counted.input_tokens == ask(scripted, "x", **fields).usage.input_tokens
+
+
 def test_forms_and_choices_become_grammars(scripted: Scripted) -> None:
     def grammar(**fields: Any) -> Any:
         ask(scripted, "x", **{"tools": [TOOL, NOW], **fields})

@@ -6,6 +6,8 @@ from tokentrail.server.errors import ErrorBody, Shaped
 
 OVERLOADED = 529
 """Its status for a server that has too much to do; 429 means that a client asks for too much."""
+NO_THREADS = "thread_unsupported_request"
+"""A code that clients look for: they send the whole conversation then."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -23,9 +25,7 @@ def anthropic_shape(error: ErrorBody, status: int) -> Shaped:
     if error.code == "queue_full":
         status = OVERLOADED
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    body = {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": error.request_id or None,
-    }
-    return Shaped(body, status)
+    told: dict[str, object] = {"type": kind, "message": error.message}
+    if error.code == NO_THREADS:
+        told["details"] = {"error_code": NO_THREADS}
+    return Shaped({"type": "error", "error": told, "request_id": error.request_id or None}, status)

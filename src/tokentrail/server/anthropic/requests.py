@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tokentrail.protocol import InvalidRequest
+from tokentrail.server.anthropic.errors import NO_THREADS
 from tokentrail.server.conversation import EFFORTS
 from tokentrail.server.schemas import CheckedRequest, List, by_type, words
 
@@ -124,6 +126,7 @@ class CountTokensRequest(CheckedRequest):
             "inference_geo",
             "metadata",
             "service_tier",
+            "thread",  # see below
             "speed",
             "user_profile_id",
             "workspace_id",
@@ -133,6 +136,15 @@ class CountTokensRequest(CheckedRequest):
 
 class MessagesRequest(CountTokensRequest):
     """`POST /v1/messages`."""
+
+    def check(self) -> None:
+        super().check()
+        if (self.model_extra or {}).get("thread"):
+            raise InvalidRequest(
+                "thread is not supported: this server keeps no conversations. Send all messages.",
+                param="thread",
+                code=NO_THREADS,
+            )
 
     max_tokens: int
     stop_sequences: List[str] | None = None

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from tokentrail.answer import ChatPrompt
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.errors import HTTPError
+from tokentrail.server.errors import HTTPError, model_not_found
 from tokentrail.server.generation import Generation
 from tokentrail.server.responses.answers import OutputItem, ResponsesDialect
 from tokentrail.server.responses.items import cut_to_fit, kept_form, references, resolved
@@ -38,8 +38,7 @@ def create_router(state: ServerState) -> APIRouter:
         """Answer items; with `stream`, as typed events."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
         tenant: str = request.state.tenant
-        before = _before(store, tenant, body.previous_response_id)
-        history, items = await _told(body, before, store.holders(tenant, references(body.input)))
+        history, items = await _told(store, tenant, body)
         prompt: ChatPrompt | None = None
         if body.truncation == "auto":
             prompt = await _fitting(state, body, prompt_of(body, history, items))
@@ -54,6 +53,18 @@ def create_router(state: ServerState) -> APIRouter:
             keep if store.count and body.store is not False else None,
         )
         return Generation(state, request, dialect)
+
+    @router.post("/input_tokens", openapi_extra=json_body(ResponsesRequest))
+    async def input_tokens(request: Request) -> Response:
+        """How many tokens a request is to the model."""
+        body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
+        backend = state.ready_backend()
+        if all(card.id != body.model for card in backend.models()):
+            raise model_not_found(body.model)
+        prompt = prompt_of(body, *await _told(store, request.state.tenant, body))
+        # A long text takes a while, which must not hold up streams.
+        ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @router.get("/{id}")
     async def retrieve(request: Request, id: str) -> Response:
@@ -88,10 +99,10 @@ def create_router(state: ServerState) -> APIRouter:
     return router
 
 
-async def _told(
-    body: ResponsesRequest, before: Sequence[Kept], holders: Sequence[Kept]
-) -> tuple[list[Item], list[Item]]:
+async def _told(store: ResponseStore, tenant: str, body: ResponsesRequest) -> tuple[list[Item], list[Item]]:
     """(what was said in earlier responses, the items of this request)"""
+    before = _before(store, tenant, body.previous_response_id)
+    holders = store.holders(tenant, references(body.input))
 
     def read() -> tuple[list[Item], list[Item]]:
         history = [Item.model_validate(item) for kept in before for item in kept.all_items()]
