@@ -483,3 +483,21 @@ def test_space_in_json(real: RealServer) -> None:
     assert " " in text
     compact = complete(real, extra_body={"guided_json": schema}, max_tokens=40).choices[0].text
     assert compact == '{"a":1,"b":2}'
+
+
+def test_calls_in_the_history_that_are_none(server: ScriptedServer) -> None:
+    for calls, param in (
+        (["x"], "messages[1].tool_calls[0]"),
+        ([{}], "messages[1].tool_calls[0].function"),
+        ([{"function": {}}], "messages[1].tool_calls[0].function.name"),
+        ([{"function": {"name": 5}}], "messages[1].tool_calls[0].function.name"),
+        ("x", "messages[1].tool_calls"),
+    ):
+        messages = [*MESSAGES, {"role": "assistant", "tool_calls": calls}]
+        for path in ("/v1/chat/completions", "/tokenize"):
+            found = server.post(path, {"model": MODEL, "messages": messages})
+            assert found.status_code == 400, found.text
+            assert found.json()["error"]["param"] == param
+    # Without arguments there are none.
+    call = {"function": {"name": "f"}}
+    assert server.chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}]).status_code == 200

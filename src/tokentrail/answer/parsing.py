@@ -190,13 +190,7 @@ def told_of_tools(
         calls = message.get("tool_calls")
         if calls:
             written = [
-                "<tool_call>\n"
-                + json.dumps(
-                    {"name": call["function"]["name"], "arguments": _object(call["function"]["arguments"])},
-                    ensure_ascii=False,
-                )
-                + "\n</tool_call>"
-                for call in calls
+                f"<tool_call>\n{json.dumps(_call(c), ensure_ascii=False)}\n</tool_call>" for c in calls
             ]
             content = "\n".join([*filter(None, [message.get("content")]), *written])
             said.append({"role": "assistant", "content": content})
@@ -216,6 +210,17 @@ def told_of_tools(
         said[0] = {**said[0], "content": f"{said[0].get('content') or ''}\n\n{told}".lstrip()}
         return said
     return [{"role": "system", "content": told}, *said]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    try:
+        function = call["function"]
+        return {"name": function["name"], "arguments": _object(function.get("arguments") or {})}
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidRequest(
+            "messages: a tool call must be an object with a function, which has a name and arguments.",
+            param="messages",
+        ) from None
 
 
 def _object(arguments: Any) -> Any:

@@ -11,15 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail import __version__
+from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import batches, tokenizing
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
-from tokentrail.server.gate import Gate, RequestIds
+from tokentrail.server.gate import Gate, RequestIds, shape_of
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import Keys
 from tokentrail.server.openai.routes import create_router
+from tokentrail.server.openapi import answers, describe, query, text_answer
 from tokentrail.server.responses import routes as responses
 from tokentrail.server.schemas import json_response
 from tokentrail.server.state import ServerState
@@ -45,9 +47,10 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(responses.create_router(state))
     app.include_router(tokenizing.create_router(state))
     app.include_router(batches.create_router(app, state))
-    shapes = _add_dialects(app, state)
+    shapes = {anthropic.PREFIX: anthropic_shape, **_add_dialects(app, state)}
     app.include_router(_operations(state))
     app.include_router(_journeys(state))
+    describe(app, lambda path: shape_of(path, shapes))
     app.add_exception_handler(TokentrailError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_middleware(
@@ -55,7 +58,7 @@ def create_app(state: ServerState) -> FastAPI:
         keys=Keys(config.api_keys),
         hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=bool(config.api_keys)),
         metrics=state.metrics,
-        shapes={anthropic.PREFIX: anthropic_shape, **shapes},
+        shapes=shapes,
         header_shapes={anthropic.VERSION_HEADER: anthropic_shape},
         log_requests=config.log_requests,
     )
@@ -98,7 +101,7 @@ def _operations(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["operations"])
     config = state.config
 
-    @router.get("/")
+    @router.get("/", openapi_extra=answers(dict[str, str]))
     async def root() -> Response:
         """Where to look."""
         paths = {
@@ -114,24 +117,24 @@ def _operations(state: ServerState) -> APIRouter:
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
         return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
 
-    @router.get("/health")
+    @router.get("/health", openapi_extra=answers(dict[str, str], also={503: dict[str, str]}))
     async def health() -> Response:
         """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no
         key.
         """
         return json_response({"status": state.health}, 200 if state.health == "ok" else 503)
 
-    @router.get("/health/ready")
+    @router.get("/health/ready", openapi_extra=answers(dict[str, str], also={503: dict[str, str]}))
     async def ready() -> Response:
         """The same, by the name that orchestrators give it."""
         return await health()
 
-    @router.get("/health/live")
+    @router.get("/health/live", openapi_extra=answers(dict[str, str]))
     async def live() -> Response:
         """200 as long as the server's process is alive, whether or not it takes requests. Needs no key."""
         return json_response({"status": "alive"})
 
-    @router.get("/metrics")
+    @router.get("/metrics", openapi_extra=text_answer("text/plain"))
     async def metrics() -> Response:
         """Metrics in Prometheus's text format. Needs no key."""
         # In a thread: the first scrape imports a library, which must not hold up streams.
@@ -145,7 +148,13 @@ def _operations(state: ServerState) -> APIRouter:
 def _journeys(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v1/journeys", tags=["journeys"])
 
-    @router.get("")
+    @router.get(
+        "",
+        openapi_extra=answers(JourneyList)
+        | query(
+            "limit", {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": 20}, "How many."
+        ),
+    )
     async def list_journeys(request: Request) -> Response:
         """The newest journeys made with this key, without their steps. `limit`: 1 to 1000, default 20."""
         given = request.query_params.get("limit", "20")
@@ -155,7 +164,7 @@ def _journeys(state: ServerState) -> APIRouter:
             )
         return json_response(state.journeys.list(request.state.tenant, int(given[:9])))
 
-    @router.get("/{id}")
+    @router.get("/{id}", openapi_extra=answers(JourneyView))
     async def get_journey(request: Request, id: str) -> Response:
         """What happened to one request, by the id of its answer or the `x-request-id` it was sent with."""
         journey = state.journeys.view(id, request.state.tenant)

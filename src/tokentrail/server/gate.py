@@ -102,7 +102,7 @@ class Gate:
         authorization: bytes | None = None
         api_key: bytes | None = None
         host: bytes | None = None
-        shape = self._shape(scope["path"])
+        shape = shape_of(scope["path"], self.shapes)
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value
@@ -151,13 +151,15 @@ class Gate:
             if not inside:
                 self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
 
-    def _shape(self, path: str) -> Shape:
-        if (shape := self.shapes.get(path)) is not None:
+
+def shape_of(path: str, shapes: Mapping[str, Shape]) -> Shape:
+    """How errors look at a path. `shapes`: by paths or their beginnings; elsewhere OpenAI's."""
+    if (shape := shapes.get(path)) is not None:
+        return shape
+    for prefix, shape in shapes.items():
+        if len(prefix) > 1 and path.startswith(prefix):
             return shape
-        for prefix, shape in self.shapes.items():
-            if len(prefix) > 1 and path.startswith(prefix):
-                return shape
-        return openai_shape
+    return openai_shape
 
 
 def _plain(scope: Scope) -> Scope:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.body import read_body
+from tokentrail.server.openapi import json_body as json_body  # noqa: PLC0414  (handed on)
 
 log = logging.getLogger(__name__)
 
@@ -121,21 +122,6 @@ def by_type(**fields: Mapping[str, str]) -> JsonDict:
             properties = {"type": {"const": name}, **described}
             forms.append({"properties": properties, "required": ["type", *needed]})
     return {"anyOf": forms}
-
-
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """A request body's schema for the OpenAPI document (a route's `openapi_extra`)."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-
-    def inline(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return inline(definitions[node["$ref"].rsplit("/", 1)[1]])
-            return {key: inline(value) for key, value in node.items()}
-        return [inline(value) for value in node] if isinstance(node, list) else node
-
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline(schema)}}}}
 
 
 def invalid(error: ValidationError) -> InvalidRequest:

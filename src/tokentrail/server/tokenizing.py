@@ -11,15 +11,21 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail.answer import Backend, ChatPrompt, Prompt, TextPrompt, TokenText
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.schemas import List, json_body, json_response, read_json
+from tokentrail.server.openai.messages import plain_messages
+from tokentrail.server.openai.requests import ChatMessage
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import List, json_response, read_json
 from tokentrail.server.state import ServerState
+
+_MESSAGES: Any = Field(None, json_schema_extra={"minItems": 1})
 
 
 class TokenizeRequest(BaseModel):
@@ -30,7 +36,7 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     prompt: str | None = None
-    messages: List[dict[str, Any]] | None = None
+    messages: List[ChatMessage] | None = _MESSAGES
     """A conversation that the chat template turns into a text."""
     add_special_tokens: bool = True
     """Whether a text begins as the model's texts do; a template says so itself."""
@@ -63,10 +69,54 @@ class DetokenizeRequest(BaseModel):
     tokens: List[int]
 
 
+class Tokens(msgspec.Struct):
+    """vLLM's answer."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Piece(msgspec.Struct):
+    id: int
+    piece: str | list[int]
+
+
+class Pieces(msgspec.Struct):
+    """llama.cpp's answer."""
+
+    tokens: Sequence[int | Piece]
+
+
+class Place(msgspec.Struct):
+    """A token in TGI's answer."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+    content: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
+    @router.post(
+        "/tokenize",
+        openapi_extra=json_body(TokenizeRequest) | answers(Tokens, Pieces, list[Place]),
+    )
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await read_json(request, TokenizeRequest, state.config.max_body_bytes)
@@ -75,14 +125,14 @@ def create_router(state: ServerState) -> APIRouter:
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(None, tokenized, backend, body))
 
-    @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
+    @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest) | answers(Detokenized))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included: as `prompt` (vLLM) and as `content` (llama.cpp)."""
         body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
         text = state.ready_backend().detokenize(body.tokens)
-        return json_response({"prompt": text, "content": text})
+        return json_response(Detokenized(text, text))
 
-    @router.get("/tokenizer_info")
+    @router.get("/tokenizer_info", openapi_extra=answers(TokenizerInfo))
     async def tokenizer_info() -> Response:
         """The tokens that begin and end texts, and the chat template."""
         return json_response(state.ready_backend().tokenizer_info())
@@ -94,25 +144,27 @@ def tokenized(backend: Backend, body: TokenizeRequest) -> Any:
     """The response's body. Raises `InvalidRequest`."""
     if body.content is not None:
         ids = backend.tokenize(TextPrompt(body.content), body.add_special, body.parse_special)
-        return {"tokens": [_piece(token) for token in backend.token_texts(ids)] if body.with_pieces else ids}
+        return Pieces([_piece(token) for token in backend.token_texts(ids)] if body.with_pieces else ids)
     if body.inputs is not None:
         return _with_offsets(backend.token_texts(backend.tokenize(TextPrompt(body.inputs))), body.inputs)
     prompt: Prompt = TextPrompt(body.prompt or "")
     if body.messages is not None:
-        prompt = ChatPrompt(messages=body.messages, add_generation_prompt=body.add_generation_prompt)
+        prompt = ChatPrompt(
+            messages=plain_messages(body.messages), add_generation_prompt=body.add_generation_prompt
+        )
     ids = backend.tokenize(prompt, body.add_special_tokens)
     strings = [token.text for token in backend.token_texts(ids)] if body.return_token_strs else None
     context = backend.models()[0].max_model_len
-    return {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": strings}
+    return Tokens(len(ids), context, ids, strings)
 
 
-def _piece(token: TokenText) -> dict[str, Any]:
+def _piece(token: TokenText) -> Piece:
     """llama.cpp's: half characters are lists of bytes."""
     whole = token.text.encode() == token.bytes
-    return {"id": token.id, "piece": token.text if whole else list(token.bytes)}
+    return Piece(token.id, token.text if whole else list(token.bytes))
 
 
-def _with_offsets(tokens: Sequence[TokenText], text: str) -> list[dict[str, Any]]:
+def _with_offsets(tokens: Sequence[TokenText], text: str) -> list[Place]:
     """TGI's: where in the text each token stands, in characters. The last part of a character stands for all of it;
     what is not in the text (a token that begins texts) is empty.
     """
@@ -124,6 +176,6 @@ def _with_offsets(tokens: Sequence[TokenText], text: str) -> list[dict[str, Any]
         if not text.startswith(piece, at) and text.startswith(piece[1:], at) and piece.startswith(" "):
             piece = piece[1:]  # the space before the first word that SentencePiece adds
         end = at + len(piece) if text.startswith(piece, at) else at
-        places.append({"id": token.id, "text": text[at:end], "start": at, "stop": end})
+        places.append(Place(token.id, text[at:end], at, end))
         at = end
     return places

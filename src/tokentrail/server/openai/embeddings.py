@@ -17,7 +17,8 @@ from tokentrail.protocol import InvalidRequest
 from tokentrail.server.embedding import as_numbers, embed
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.openai.requests import ChatCompletionRequest, ChatMessage
-from tokentrail.server.schemas import List, json_body, read_json
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import List, read_json
 from tokentrail.server.state import ServerState
 
 MOST_INPUTS = 2048
@@ -99,7 +100,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 def add_embeddings(router: APIRouter, state: ServerState) -> None:
-    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest))
+    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest) | answers(EmbeddingList))
     async def embeddings(request: Request) -> Response:
         """Vectors of texts, token lists or a conversation."""
         body = await read_json(request, EmbeddingsRequest, state.config.max_body_bytes)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.openai.requests import ChatMessage, ContentPart
+from tokentrail.server.openai.requests import INSTEAD_OF_CONTENT, ROLES, TEXTS, ChatMessage, ContentPart
 
-# OpenAI's. A role that the template does not know would be taken for another, or left out.
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_TEXTS = ("text", "input_text", "output_text", "refusal")
-"""Types of parts that are text."""
+_PLAIN = ("name", "tool_call_id", "refusal", "reasoning_content", "reasoning")
+"""Fields of a message that are passed on as they are."""
 _UNREADABLE = {
     "image_url": "an image",
     "input_image": "an image",
@@ -23,8 +21,6 @@ _UNREADABLE = {
     "file": "a file",
     "input_file": "a file",
 }
-_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
-"""What a message of the assistant may have without content."""
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -51,14 +47,21 @@ def text_of(content: str | list[ContentPart] | None, where: str) -> str:
 def _message(message: ChatMessage, at: int) -> dict[str, Any]:
     """As the template gets it: text alone. `developer` is OpenAI's newer word for `system`."""
     # Not `model_dump`, which takes ten times as long: a body may have a hundred thousand messages.
-    given = {"name": message.name, **(message.model_extra or {})}
-    if message.role not in _ROLES:
+    given = {name: getattr(message, name) for name in _PLAIN} | (message.model_extra or {})
+    if message.tool_calls:
+        calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+        given["tool_calls"] = [
+            {**call, "type": "function", "function": _function(call["function"])} for call in calls
+        ]
+    if message.function_call is not None:
+        given["function_call"] = _function(message.function_call.model_dump(exclude_none=True))
+    if message.role not in ROLES:
         where = f"messages[{at}].role"
         raise InvalidRequest(
-            f"{where} must be one of {', '.join(_ROLES)}, not {message.role[:40]!r}.", param=where
+            f"{where} must be one of {', '.join(ROLES)}, not {message.role[:40]!r}.", param=where
         )
     where = f"messages[{at}].content"
-    if message.content is None and not any(given.get(name) for name in _INSTEAD_OF_CONTENT):
+    if message.content is None and not any(given.get(name) for name in INSTEAD_OF_CONTENT):
         raise InvalidRequest(f"You must provide {where}.", param=where)
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     fields |= {key: value for key, value in given.items() if value is not None}
@@ -71,8 +74,13 @@ def _message(message: ChatMessage, at: int) -> dict[str, Any]:
     return fields
 
 
+def _function(called: dict[str, Any]) -> dict[str, Any]:
+    """A call without arguments has none."""
+    return {**called, "arguments": called.get("arguments") or "{}"}
+
+
 def _part(part: ContentPart, where: str) -> str:
-    if part.type not in _TEXTS:
+    if part.type not in TEXTS:
         what = _UNREADABLE.get(part.type)
         kind = f"{what} (type {part.type!r})" if what else f"of type {part.type[:40]!r}"
         raise InvalidRequest(

@@ -11,10 +11,11 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.server.conversation import EFFORTS
 from tokentrail.server.schemas import CheckedRequest, List
 
 LONGEST_THOUGHTS = 1_000_000
@@ -39,6 +40,33 @@ def _limits(low: float | None = None, high: float | None = None, **more: Any) ->
     return Field(None, json_schema_extra={name: value for name, value in said.items() if value is not None})
 
 
+# What the document says beyond the types; it is checked elsewhere, in words that fit.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's. A role that a template does not know would be taken for another, or left out."""
+TEXTS = ("text", "input_text", "output_text", "refusal")
+"""Types of parts that are text."""
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+Role = Annotated[str, WithJsonSchema({"type": "string", "enum": [*ROLES]})]
+PartType = Annotated[str, WithJsonSchema({"type": "string", "enum": [*TEXTS]})]
+FormatType = Annotated[str, WithJsonSchema({"type": "string", "enum": [*_FORMATS]})]
+Tier = Annotated[str, WithJsonSchema({"type": "string", "enum": [*_TIERS]})]
+Effort = Annotated[str, WithJsonSchema({"type": "string", "enum": [*EFFORTS]})]
+ToolType = Annotated[str, WithJsonSchema({"type": "string", "enum": ["function"]})]
+Words = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1})]
+TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
+_SOME: Any = Field(None, json_schema_extra={"minItems": 1})
+
+
+_LOGIT_BIAS = WithJsonSchema(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]+$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    }
+)
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -50,22 +78,56 @@ class StreamOptions(BaseModel):
     """OpenAI's: known, and without effect."""
 
 
+INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
+"""What a message of the assistant may have without content."""
+_SAYING: Any = [
+    {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+    *({"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in INSTEAD_OF_CONTENT),
+]
+
+
 class ContentPart(BaseModel):
     """Part of a message. Only text is read."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        json_schema_extra={"anyOf": [{"required": ["text"]}, {"required": ["refusal"]}]},
+    )
 
-    type: str
+    type: PartType
     text: str | None = None
     refusal: str | None = None
 
 
-class ChatMessage(BaseModel):
+class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: str
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """JSON, as the API says, or what it stands for."""
+
+
+class CalledTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"anyOf": _SAYING})
+
+    role: Role
     content: str | List[ContentPart] | None = None
     name: str | None = None
+    tool_calls: List[CalledTool] | None = None
+    tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class JsonSchemaFormat(BaseModel):
@@ -83,7 +145,7 @@ class ResponseFormat(BaseModel):
     # What belongs to a structural tag, vLLM has beside its type.
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
+    type: FormatType
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -96,7 +158,7 @@ class StructuredOutputs(BaseModel):
     """A JSON Schema."""
     json_object: bool | None = None
     regex: str | None = None
-    choice: List[str] | None = None
+    choice: List[Words] | None = _SOME
     grammar: str | None = None
     whitespace_pattern: str | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -116,7 +178,7 @@ class ToolBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: str
+    type: ToolType
     function: FunctionBody
 
 
@@ -143,16 +205,16 @@ class GenerationRequest(CheckedRequest):
     temperature: float | None = _limits(0, 2)
     top_p: float | None = _limits(exclusiveMinimum=0, high=1)
     n: int | None = _limits(1, 128)
-    stop: str | List[str] | None = None
+    stop: Words | List[Words] | None = None
     seed: int | None = _limits(-(2**63), 2**63 - 1)
     frequency_penalty: float | None = _limits(-2, 2)
     presence_penalty: float | None = _limits(-2, 2)
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers), _LOGIT_BIAS] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    service_tier: str | None = None
+    service_tier: Tier | None = None
     store: bool | None = None
 
     # vLLM's.
@@ -161,9 +223,9 @@ class GenerationRequest(CheckedRequest):
     repetition_penalty: float | None = _limits(exclusiveMinimum=0)
     min_tokens: int | None = _limits(0)
     ignore_eos: bool | None = None
-    stop_token_ids: List[int] | None = None
-    allowed_token_ids: List[int] | None = None
-    bad_words: List[str] | None = None
+    stop_token_ids: List[TokenId] | None = None
+    allowed_token_ids: List[TokenId] | None = _SOME
+    bad_words: List[Words] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = _limits(-1)
@@ -179,7 +241,7 @@ class GenerationRequest(CheckedRequest):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: List[str] | None = None
+    guided_choice: List[Words] | None = _SOME
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 
@@ -306,7 +368,6 @@ _SAME_NAME = (
     "skip_special_tokens",
     "prompt_logprobs",
 )
-_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 _ENGINE = {
     "structural_tag": "use structured_outputs.structural_tag.",
@@ -322,7 +383,8 @@ _ENGINE = {
 class ChatCompletionRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: List[ChatMessage]
+    max_tokens: int | None = _limits(1)
+    messages: List[ChatMessage] = Field(json_schema_extra={"minItems": 1})
     max_completion_tokens: int | None = _limits(1)
     logprobs: bool | None = None
     top_logprobs: int | None = _limits(0, 20)
@@ -332,7 +394,7 @@ class ChatCompletionRequest(GenerationRequest):
     tools: List[ToolBody] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     # OpenAI's older way of tools, for clients that were never changed: answered in its own shape.
     functions: List[FunctionBody] | None = None
     function_call: str | NamedFunction | None = None
@@ -359,7 +421,9 @@ class ChatCompletionRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | List[str] | List[int] | List[List[int]]
+    prompt: str | List[str] | List[TokenId] | List[List[TokenId]] = Field(
+        json_schema_extra={"minItems": 1, "minLength": 1}
+    )
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = _limits(1, 128)

@@ -13,22 +13,29 @@ from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.embeddings import add_embeddings
 from tokentrail.server.openai.moderations import ModerationRequest, moderate
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest
-from tokentrail.server.openai.responses import ModelBody, ModelList
-from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.openai.responses import ChatChunk, ChatCompletion, Completion, ModelBody, ModelList
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
 
 def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-    @router.post("/chat/completions", openapi_extra=json_body(ChatCompletionRequest))
+    @router.post(
+        "/chat/completions",
+        openapi_extra=json_body(ChatCompletionRequest) | answers(ChatCompletion, streams=ChatChunk),
+    )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
         body = await read_json(request, ChatCompletionRequest, state.config.max_body_bytes)
         trusted = state.config.trust_request_chat_template
         return Generation(state, request, chat.ChatDialect(body, trust_template=trusted))
 
-    @router.post("/completions", openapi_extra=json_body(CompletionRequest))
+    @router.post(
+        "/completions",
+        openapi_extra=json_body(CompletionRequest) | answers(Completion, streams=Completion),
+    )
     async def text_completions(request: Request) -> Response:
         """Continue one or several texts or token lists; with `stream`, as server-sent events."""
         body = await read_json(request, CompletionRequest, state.config.max_body_bytes)
@@ -42,12 +49,12 @@ def create_router(state: ServerState) -> APIRouter:
         body = await read_json(request, ModerationRequest, state.config.max_body_bytes)
         return json_response(await moderate(body, state))
 
-    @router.get("/models")
+    @router.get("/models", openapi_extra=answers(ModelList))
     async def list_models() -> Response:
         """The models one can ask."""
         return json_response(ModelList(data=[_model(card) for card in state.ready_backend().models()]))
 
-    @router.get("/models/{id:path}")
+    @router.get("/models/{id:path}", openapi_extra=answers(ModelBody))
     async def get_model(id: str) -> Response:
         """One model."""
         for card in state.ready_backend().models():

@@ -1,0 +1,126 @@
+"""Ask a server what its OpenAPI document allows, and what it forbids, with schemathesis: no crash, no hang, no answer
+that the document does not describe.
+
+    python scripts/check_openapi.py --cases 20000
+
+Without --url, a server with the demo model and all dialects is started for it. Needs `pip install schemathesis`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
+# Not `positive_data_acceptance`: that a prompt fits the context, or that a grammar is one, no schema says.
+SLOWEST = 30.0
+"""Seconds for an answer; more is a hang."""
+FEW_TOKENS = 4
+_HOOKS = '''
+import json
+import os
+import random
+import schemathesis
+
+KEPT = {"model", "messages", "prompt", "input", "inputs", "tokens", "max_tokens", "name", "content"}
+MODEL, FEW = os.environ["CHECKED_MODEL"], int(os.environ["FEW_TOKENS"])
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """Bodies that are to be fine name the model, and have few parameters and tokens: so that answers are seen, too."""
+    body = case.body
+    mode = getattr(getattr(getattr(case, "meta", None), "generation", None), "mode", None)
+    if not isinstance(body, dict) or mode is not schemathesis.GenerationMode.POSITIVE:
+        return
+    draw = random.Random(json.dumps(body, sort_keys=True, default=repr))
+    wanted = draw.randrange(6)
+    extra = sorted(name for name in body if name not in KEPT)
+    for name in draw.sample(extra, max(0, len(extra) - wanted)):
+        del body[name]
+    if "model" in body and draw.randrange(10):
+        body["model"] = MODEL
+    if body.get("stream_options") is not None:
+        body["stream"] = True
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if isinstance(body.get(name), int) and not 0 < body[name] <= 64:
+            body[name] = FEW
+    if "messages" in body or "prompt" in body:
+        body.setdefault("max_tokens", FEW)
+    for name in ("n", "best_of"):
+        if isinstance(body.get(name), int) and body[name] > 4:
+            body[name] = 4
+'''
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=500, help="about how many in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--url", help="of a running server; None: one is started")
+    parser.add_argument("--only", help="a regular expression for paths")
+    arguments = parser.parse_args()
+    if arguments.url:
+        return check(arguments.url.rstrip("/"), arguments)
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tokentrail", "serve", "--port", "0", "--max-model-len", "160"),
+            *("--max-num-seqs", "8", "--kv-cache-memory", "100MiB", "--no-log-requests"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if " at http://" in line:
+                return check(line.split(" at ")[1].strip().removesuffix("/v1"), arguments)
+        return 1
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def check(url: str, arguments: argparse.Namespace) -> int:
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=SLOWEST) as response:
+        document: dict[str, Any] = json.load(response)
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=SLOWEST) as response:
+        model = json.load(response)["data"][0]["id"]
+    operations = sum(len(methods) for methods in document["paths"].values())
+    each = max(1, arguments.cases // operations)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "tokentrail_hooks.py").write_text(_HOOKS)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "SCHEMATHESIS_HOOKS": "tokentrail_hooks",
+            "CHECKED_MODEL": model,
+            "FEW_TOKENS": str(FEW_TOKENS),
+        }
+        only = ["--include-path-regex", arguments.only] if arguments.only else []
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+            *("--phases", "examples,coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
+            *("--max-examples", str(each), "--seed", str(arguments.seed), "--checks", ",".join(CHECKS)),
+            *("--request-timeout", str(SLOWEST), "--suppress-health-check", "all", "--warnings", "off"),
+            *("--generation-database", "none", *only),
+        ]
+        return subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
