@@ -276,6 +276,7 @@ def test_lines_get_what_http_requests_get(server: ScriptedServer) -> None:
     [
         ("/v1/embeddings", {"input": ["Hi", "世界"]}),
         ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
     ],
 )
 def test_other_endpoints(shared: ScriptedServer, endpoint: str, body: dict[str, Any]) -> None:
