@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,8 +54,8 @@ class CreateBatch(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     input_file_id: str
-    endpoint: str
-    completion_window: str
+    endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
+    completion_window: str = Field(json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"})
     metadata: dict[str, str] | None = Field(None, max_length=16)
 
     def check(self) -> None:
@@ -130,7 +131,15 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             draft.unlink(missing_ok=True)
         return json_response(body)
 
-    @router.get("/files")
+    @router.get(
+        "/files",
+        openapi_extra=_query(
+            purpose={"type": "string"},
+            limit={"type": "integer", "minimum": 1, "maximum": _MOST_FILES, "default": _MOST_FILES},
+            order={"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+            after={"type": "string"},
+        ),
+    )
     async def list_files(request: Request) -> Response:
         """Files, the newest first. `purpose`, `limit`, `order` (desc, asc), `after` (a file's id)."""
         query = request.query_params
@@ -214,7 +223,13 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
         runner.begin(request.state.tenant, batch)
         return json_response(batch)
 
-    @router.get("/batches")
+    @router.get(
+        "/batches",
+        openapi_extra=_query(
+            limit={"type": "integer", "minimum": 1, "maximum": _MOST_BATCHES, "default": 20},
+            after={"type": "string"},
+        ),
+    )
     async def list_batches(request: Request) -> Response:
         """Batches, the newest first. `limit` (up to 100; 20), `after` (a batch's id)."""
         limit = _limit(request, _MOST_BATCHES, 20)
@@ -249,6 +264,15 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
                 code="batch_over",
             )
         return json_response(batch)
+
+
+def _query(**parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a query for the OpenAPI document."""
+    described = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in parameters.items()
+    ]
+    return {"parameters": described}
 
 
 def _limit(request: Request, most: int, default: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from tokentrail.server.errors import HTTPError, too_large
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartParser
+
+# Forms that are wrong are told to who sent them, not to the log.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 _IDLE = 60.0
 """Seconds that may pass without a byte."""

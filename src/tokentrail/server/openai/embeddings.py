@@ -32,7 +32,7 @@ class EmbeddingsRequest(BaseModel):
 
     model: str = Field(min_length=1)
     input: str | List[str] | List[int] | List[List[int]] | None = None
-    encoding_format: str | None = None
+    encoding_format: str | None = Field(None, json_schema_extra={"enum": ["float", "base64", None]})
     dimensions: int | None = None
     user: str | None = None
 
