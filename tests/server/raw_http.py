@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class RawClient:
         self.socket = socket.socket()
         if window:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-        self.socket.settimeout(20)
+        self.socket.settimeout(100)
         self.socket.connect((host, int(port)))
         self.buffer = b""
 
@@ -52,6 +53,10 @@ class RawClient:
 
     def __exit__(self, *args: object) -> None:
         self.close()
+
+    def ready(self) -> bool:
+        """Something has come."""
+        return bool(self.buffer or select.select([self.socket], [], [], 0)[0])
 
     def _more(self) -> bool:
         data = self.socket.recv(65536)

@@ -102,6 +102,20 @@ def test_a_bad_body_after_good_headers(server: ScriptedServer) -> None:
         assert client.reply().error["param"] == "model"
 
 
+def test_a_refused_client_that_stays_is_left(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGER", 0.5)
+    server = make_server()
+    head = request("/v1/completions", headers="Transfer-Encoding: chunked\r\n", method="POST")
+    for data in (head + b"zz\r\n", b"nonsense\r\n\r\n", request("/v1/completions", b"", length=1 << 30)):
+        with RawClient(server.url) as client:
+            client.send(data)
+            assert client.reply().status in (400, 413)
+            wait_for(lambda: not server.web.server_state.connections, 2)
+            assert client.ended
+
+
 def test_methods_and_paths_that_nobody_has(server: ScriptedServer) -> None:
     for method, path, status in [
         ("BREW", "/health", 405),
@@ -215,6 +229,24 @@ def test_a_slow_request_is_told_that_it_is_late(
         assert time.monotonic() - start < 4
         assert client.reply().status == 408
         assert silent.ended
+
+
+def test_a_body_of_a_million_objects_holds_nobody_up(server: ScriptedServer) -> None:
+    """Nor does one with as many braces in its text."""
+    body: Any = {"model": MODEL, "messages": [{"role": "user"}] * 600_000}
+    waits = []
+    with RawClient(server.url) as client:
+        client.send(request("/v1/chat/completions", body))
+        while not client.ready():
+            start = time.monotonic()
+            assert server.get("/health").status_code == 200
+            waits.append(time.monotonic() - start)
+        assert "more than 32768 JSON objects" in client.reply().error["message"]
+    assert len(waits) > 1
+    assert max(waits) < 0.5
+    text = '\\"{ \\\\' * 100_000
+    too_long = server.chat(messages=[{"role": "user", "content": text}])
+    assert too_long.json()["error"]["code"] == "context_length_exceeded"
 
 
 # --- requests one after the other ------------------------------------------------------------------

@@ -90,6 +90,13 @@ def test_a_client_that_reads_nothing_holds_nothing_longer(make_server: MakeServe
     assert len(server.engine.aborted) == 1
 
 
+def test_vectors_have_the_same_time(make_server: MakeServer) -> None:
+    server = make_server(request_timeout=0.3, engine={"first_delay": 30.0})
+    response = server.post("/v1/embeddings", {"model": MODEL, "input": "Hi"})
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
+    assert not server.engine.running
+
+
 def test_what_is_done_in_time_is_left_alone(make_server: MakeServer) -> None:
     server = make_server(request_timeout=0.5)
     assert server.chat().status_code == 200

@@ -17,10 +17,14 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
-from tokentrail.server.errors import HTTPError, error_response, unavailable
+from tokentrail.server.errors import HTTPError, describe, error_response, unavailable
 from tokentrail.server.parser import MOST_HEADER_BYTES, MOST_HEADERS, Parser
 
 log = logging.getLogger(__name__)
+
+# Of uvicorn's words only these: what it warns of comes in any number, and says less than our own line.
+_errors = logging.getLogger("uvicorn.error.connection")
+_errors.setLevel(logging.ERROR)
 
 REQUEST_TIMEOUT = 60.0
 """Seconds from a connection's start, or a request's first byte, until its headers are there."""
@@ -98,6 +102,8 @@ class Connection(H11Protocol):
     """Beyond them, the one that rests longest is closed; where none rests, a new one is refused with 503."""
     metrics: ClassVar[Metrics | None] = None
     """Count the responses that no application has seen."""
+    log_requests: ClassVar[bool] = False
+    """A line for each of them."""
     resting: ClassVar[dict[Connection, None]] = {}
     """Connections without a request, the longest first."""
 
@@ -114,6 +120,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = self.parser = Parser()
+        self.logger = _errors
         # Copied into the state of each request of this connection.
         self.app_state = {**self.app_state, BODY_WRITER: self.body_writer}
 
@@ -164,7 +171,7 @@ class Connection(H11Protocol):
             self._begun = True
             self._rest(self.request_timeout)
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.cycle is not None and not self.cycle.response_complete and not self.lingering:
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
@@ -311,7 +318,8 @@ class Connection(H11Protocol):
             *response.raw_headers,
             (b"x-request-id", _request_id()),
         ]
-        headers = [header for header in headers if header[0] != b"connection"] + [(b"connection", b"close")]
+        headers = [one for one in headers if one[0] not in (b"connection", b"keep-alive")]
+        headers.append((b"connection", b"close"))
         head = h11.Response(
             status_code=error.status, headers=headers, reason=STATUS_PHRASES.get(error.status, b"")
         )
@@ -319,6 +327,8 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         if self.metrics is not None:
             self.metrics.http_response("other", "other", error.status)
+        if self.log_requests:
+            log.info("no request: %s", describe(error))
         self.close()
 
 

@@ -328,6 +328,7 @@ def _web_server(state: ServerState) -> uvicorn.Server:
                 send_timeout=config.send_timeout,
                 max_connections=config.max_connections or most_connections(),
                 metrics=state.metrics,
+                log_requests=config.log_requests,
             ),
             ws="none",
             lifespan="off",

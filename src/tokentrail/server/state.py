@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
+from tokentrail.protocol import DeadlineExceeded
 from tokentrail.server.errors import CLIENT_GONE, HTTPError, unavailable
 
 if TYPE_CHECKING:
@@ -104,8 +106,12 @@ class ServerState:
                 await asyncio.wait_for(self._idle.wait(), 2.0)
 
 
+_LATE = 0.25
+"""Seconds that answers get to end by themselves when the time of their request is up."""
+
+
 class Guard:
-    """While a request runs: ends it when its client hangs up, or when somebody calls `end`.
+    """While a request runs: ends it when its client hangs up, when its time is up, or when somebody calls `end`.
 
     The task in `async with` is cancelled then, and the reason is raised where the block ends.
     """
@@ -113,6 +119,8 @@ class Guard:
     def __init__(self, state: ServerState, request: Request) -> None:
         self._state = state
         self._receive = request.receive
+        self._received: float = getattr(request.state, "received", time.time())
+        self._timer: asyncio.TimerHandle | None = None
         self._reason: Exception | None = None
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -126,6 +134,13 @@ class Guard:
         self._task = asyncio.current_task()
         self._watcher = asyncio.create_task(self._watch())
         self._state.entered(self)
+        timeout = self._state.config.request_timeout
+        if timeout is not None:
+            late = DeadlineExceeded(
+                f"The request was not done within {timeout:g} seconds, the time it was given."
+            )
+            left = max(0.0, self._received + timeout + _LATE - time.time())
+            self._timer = asyncio.get_running_loop().call_later(left, self.end, late)
         return self
 
     async def __aexit__(
@@ -134,6 +149,8 @@ class Guard:
         assert self._watcher is not None
         self._state.left(self)
         self._watcher.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         reason, task, self._task = self._reason, self._task, None
         if reason is None:
             return
