@@ -57,7 +57,8 @@ def test_every_path_but_health_and_metrics_needs_a_key(make_server: MakeServer) 
             response = server.get(path, headers=headers)
             assert response.status_code == 401, (path, headers)
             assert response.headers["www-authenticate"] == "Bearer"
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            if path != "/":  # whose errors are TGI's: its clients ask there
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     for path in ("/v1/chat/completions", "/v1/completions"):
         assert server.post(path, {"model": MODEL}).status_code == 401
 
