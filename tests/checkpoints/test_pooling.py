@@ -76,3 +76,23 @@ def test_a_model_without_an_output_layer(tmp_path: Path) -> None:
 def test_attention_in_both_directions(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError, match="causal"):
         open_checkpoint(write_folder(tmp_path / "m", config=llama_config(**change)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        ([{"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "further layer"),
+        ({"type": "x"}, "is not valid"),
+        ([{"type": 3}], "is not valid"),
+    ],
+)
+def test_modules_that_change_the_vectors(tmp_path: Path, modules: Any, words: str) -> None:
+    path = write_folder(tmp_path / "m", files={"modules.json": json.dumps(modules)})
+    with pytest.raises(ModelFileError, match=words):
+        open_checkpoint(path)
+
+
+def test_the_usual_modules(tmp_path: Path) -> None:
+    types = ("Transformer", "Pooling", "Normalize")
+    modules = [{"idx": n, "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(types)]
+    open_checkpoint(write_folder(tmp_path / "m", files={"modules.json": json.dumps(modules)}))

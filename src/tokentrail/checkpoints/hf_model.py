@@ -17,13 +17,11 @@ from tokentrail.checkpoints.json_file import parse_json, read_bytes, read_json
 from tokentrail.checkpoints.layout import check_tensors
 from tokentrail.checkpoints.metadata import Metadata
 from tokentrail.checkpoints.model import Checkpoint
-from tokentrail.checkpoints.pooling import folder_pooling
+from tokentrail.checkpoints.pooling import SENTENCE_MODULES, folder_pooling
 from tokentrail.checkpoints.safetensors import SafetensorsFile, StoredTensor, read_folder_tensors
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-SENTENCE_MODULES = "modules.json"
-"""Of sentence-transformers: its folders are made for embeddings."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 """Files of weights that are Python programs, in effect: loading one runs what it says."""
