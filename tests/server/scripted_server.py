@@ -70,7 +70,9 @@ class ScriptedServer:
         )
         if self.config.deployment is not None:
             self.state.gateway = Gateway(self.config.deployment)
-            self.state.backend = self.state.gateway.around(self.state.backend, self.state.metrics)
+            self.state.backend = self.state.gateway.around(
+                self.state.backend, self.state.journeys, self.state.metrics
+            )
         for work in self.state.background:
             work.start()
 

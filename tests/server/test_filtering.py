@@ -130,8 +130,10 @@ def test_matches_are_counted_and_named_but_never_quoted(
     caplog.set_level("INFO")
     model.says("Oh damn")
     model.server.client().chat.completions.create(model=MODEL, messages=CALLS)
+    streamed(model.server)
     metrics = model.server.get("/metrics").text
-    assert 'tokentrail_filter_matches_total{action="mask",rule="rude",side="output"} 1.0' in metrics
+    assert 'tokentrail_requests_total{model_name="demo",outcome="stop"} 2.0' in metrics
+    assert 'tokentrail_filter_matches_total{action="mask",rule="rude",side="output"} 2.0' in metrics
     assert "the filter 'rude' found something in the output: mask" in caplog.text
     assert "damn" not in caplog.text
 

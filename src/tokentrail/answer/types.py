@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Collection
 from typing import Any, TypeAlias
 
@@ -125,7 +126,7 @@ class TokenText(msgspec.Struct, gc=False):
     id: int
     text: str
     """Decoded alone; a replacement character where it is not whole UTF-8."""
-    bytes: bytes
+    bytes: builtins.bytes
     special: bool = False
     """A mark for the model rather than text."""
 

@@ -29,6 +29,8 @@ def check(
     for rule in gateway.rules:
         sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
         print(f"  filter {rule.name}: {rule.action.value} in {sides}")
+    if (cache := gateway.settings.cache) is not None:
+        print(f"  cache: {cache.memory_mib} MiB of answers, each for {cache.lifetime_s:g} s")
 
 
 @commands.command()

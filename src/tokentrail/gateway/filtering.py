@@ -160,7 +160,7 @@ class FilteredAnswer:
             passed = [passed for chunk in chunks if (passed := self._pass(chunk)) is not None]
             if passed:
                 yield passed
-            if self._over and self._kept is None:
+            if self._over and self._kept is None and any(choice.blocked for choice in self._choices):
                 # What a rule has ended need not be written to its end.
                 await self._inner.aclose()
                 return
@@ -226,6 +226,7 @@ class _ChoiceFilter:
         self._reasoning = self._new()
         self._call: tuple[int, StreamFilter] | None = None
         self.over = False
+        self.blocked = False
         self._told = 0
         self._tokens: list[_Tokens] = []
 
@@ -252,6 +253,7 @@ class _ChoiceFilter:
         calls = list(self._calls(chunk.calls, bool(finish), parts))
         if any(stream.blocked for stream in self._streams):
             finish = "content_filter"
+            self.blocked = True
         self.over = finish is not None
         # What has no text yet will have some: half a character, or what may be a stop string.
         parts = parts or [(self._text, self._text.seen, self._text.seen + 1)]

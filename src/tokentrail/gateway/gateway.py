@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 
 from tokentrail.answer import Backend
+from tokentrail.gateway.caching import CachingBackend, ResponseCache
 from tokentrail.gateway.config import Deployment, load
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
 from tokentrail.gateway.filters.building import build_rules
+from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 
 log = logging.getLogger(__name__)
@@ -24,13 +26,17 @@ class Gateway:
         self.settings, self.rules = self._read()
         self._filtering: FilteringBackend | None = None
 
-    def around(self, backend: Backend, metrics: Metrics) -> Backend:
+    def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
         """`backend`, behind what the file turns on."""
+        if self.settings.cache is not None:
+            backend = CachingBackend(backend, ResponseCache(self.settings.cache), journeys, metrics)
+        # Outermost: what the cache keeps is filtered by the rules of the day.
         self._filtering = FilteringBackend(backend, self.rules, metrics)
         return self._filtering
 
     def reload(self) -> None:
-        """Apply the file as it is now. What has begun is not disturbed; of a file with mistakes nothing is applied.
+        """Apply the file's filters as they are now. What has begun is not disturbed; of a file with mistakes nothing is
+        applied. Whether there is a cache is settled when the server starts.
 
         Raises `ConfigError`.
         """

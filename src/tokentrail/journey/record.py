@@ -168,6 +168,7 @@ class Journey:
         self.finished: float | None = None
         self.outcome: str | None = None
         self.prompt_tokens = 0
+        self.served_by = "engine"
         self.seed: int | None = None
         self.fingerprint: str | None = None
         self.token_text: TokenText | None = None

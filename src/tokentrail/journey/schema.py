@@ -129,6 +129,8 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     model: str
     status: str
     """live or finished."""
+    served_by: str
+    """engine, or cache: the same question had been answered before."""
     outcome: str | None
     """stop, length, abort, rejected (the queue was full) or error; None while live. The worst of
     its sequences.

@@ -40,6 +40,7 @@ def _summary_fields(journey: Journey, steps: StepLog) -> dict[str, Any]:
         "endpoint": journey.endpoint,
         "model": journey.model,
         "status": "live" if journey.finished is None else "finished",
+        "served_by": journey.served_by,
         "outcome": journey.outcome,
         "received_at": journey.received,
         "first_token_at": first,

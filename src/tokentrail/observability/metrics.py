@@ -95,6 +95,8 @@ class Metrics:
         self.http: dict[tuple[str, str, int], int] = {}
         self.filter_matches: Counter[tuple[str, str, str]] = Counter()
         """By rule, side (input or output) and action."""
+        self.response_cache: Counter[bool] = Counter()
+        """Questions that could have been known, by whether they were."""
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -199,6 +201,16 @@ class Metrics:
             for labels, count in sorted(self.filter_matches.items()):
                 filters.add_metric(list(labels), count)
             yield filters
+
+        if self.response_cache:
+            known = CounterMetricFamily(
+                "tokentrail_response_cache",
+                "Questions looked up in the cache of answers",
+                labels=["result"],
+            )
+            known.add_metric(["hit"], self.response_cache[True])
+            known.add_metric(["miss"], self.response_cache[False])
+            yield known
 
         yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)
         yield histogram("inter_token_latency_seconds", "Token → next token of a sequence", self.inter_token)

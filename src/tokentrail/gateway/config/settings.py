@@ -64,10 +64,20 @@ class FilterSettings(Settings):
         return self
 
 
+class CacheSettings(Settings):
+    """Whole answers kept in memory, for questions that are asked again. Their texts are kept with them."""
+
+    memory_mib: int = Field(
+        256, gt=0, le=2**20, description="MiB at most; the least recently asked leave first."
+    )
+    lifetime_s: float = Field(3600, gt=0, description="Seconds that an answer is kept.")
+
+
 class Deployment(Settings):
     """A deployment file."""
 
     filters: list[FilterSettings] = Field([], max_length=1000, description="Rules, all of which are applied.")
+    cache: CacheSettings | None = Field(None, description="Answers kept for questions that are asked again.")
 
     @model_validator(mode="after")
     def _names_differ(self) -> Deployment:
