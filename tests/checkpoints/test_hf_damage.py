@@ -23,7 +23,8 @@ def listed(text: str) -> list[str]:
     return text.split()
 
 
-CHECKS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Of each kind of model, and of each quantization, which have most of their code in common.
+CHECKS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 numbers = st.one_of(
     st.integers(-2, 40),

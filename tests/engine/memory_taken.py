@@ -1,6 +1,6 @@
 """Loads a model, writes all of its KV cache, and prints what was estimated and what the process took (bytes).
 
-A program of its own, so that nothing else's memory is counted.
+A program of its own, so that nothing else's memory is counted: `memory_taken.py MODEL [int8|int4]`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tokentrail.checkpoints import open_checkpoint
 from tokentrail.engine.batch import Batch, SamplingRows
 from tokentrail.engine.config import EngineConfig
 from tokentrail.engine.estimate import estimate_memory
 from tokentrail.engine.model_runner import ModelRunner, open_backend
+from tokentrail.engine.opening import open_model
 
 
 def pss() -> int:
@@ -46,8 +46,14 @@ def batch(sequences: int, tokens: int, blocks: int, position: int) -> Batch:
 
 
 def main() -> None:
-    config = EngineConfig(model=sys.argv[1], kv_cache_memory=48 << 20, max_model_len=2048, threads=2)
-    checkpoint = open_checkpoint(sys.argv[1])
+    config = EngineConfig(
+        model=sys.argv[1],
+        quantization=sys.argv[2] if len(sys.argv) > 2 else None,
+        kv_cache_memory=48 << 20,
+        max_model_len=2048,
+        threads=2,
+    )
+    checkpoint, _ = open_model(config)
     estimate = estimate_memory(checkpoint, open_backend(config), config)
     before = pss()
     runner = ModelRunner(config)

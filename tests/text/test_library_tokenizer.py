@@ -61,13 +61,13 @@ def test_texts(text: str, pair: tuple[Tokenizer, Library]) -> None:
     check(*pair, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)  # for each of nine tokenizers
 @given(text=RANDOM.map("".join))
 def test_random_texts(text: str, pair: tuple[Tokenizer, Library]) -> None:
     check(*pair, text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_pieces_join_to_the_whole(data: st.DataObject, skip: bool, pair: tuple[Tokenizer, Library]) -> None:
     tokenizer, _ = pair
