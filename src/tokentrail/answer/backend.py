@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
 from tokentrail.answer.types import (
     AnswerRequest,
@@ -150,7 +152,7 @@ def _join_calls(chunks: list[Chunk]) -> list[CallPiece]:
     calls: list[CallPiece] = []
     for piece in (piece for chunk in chunks for piece in chunk.calls):
         if piece.name is not None:
-            calls.append(CallPiece(piece.index, piece.arguments, piece.id, piece.name))
+            calls.append(msgspec.structs.replace(piece))
         else:
             calls[piece.index].arguments += piece.arguments
     return calls

@@ -101,6 +101,8 @@ class AnswerParser:
         self._calls = None if plan.tool_format is None else plan.tool_format.parser(plan.tools)
         self._short_ids = plan.tool_format is not None and plan.tool_format.name == "mistral"
         self.num_calls = 0
+        self._shown = 0
+        """Characters of text so far."""
 
     @property
     def thinking(self) -> bool:
@@ -150,10 +152,12 @@ class AnswerParser:
     def _take(self, event: Event, chunk: Chunk) -> None:
         if isinstance(event, Text):
             chunk.text += event.text
+            self._shown += len(event.text)
         elif isinstance(event, Thought):
             chunk.reasoning += event.text
         elif isinstance(event, CallStart):
-            chunk.calls = [*chunk.calls, CallPiece(self.num_calls, "", id=self._id(), name=event.name)]
+            call = CallPiece(self.num_calls, "", id=self._id(), name=event.name, before=self._shown)
+            chunk.calls = [*chunk.calls, call]
             self.num_calls += 1
         elif isinstance(event, Arguments):
             last = chunk.calls[-1] if chunk.calls else None

@@ -151,6 +151,8 @@ class CallPiece(msgspec.Struct):
     """JSON; the pieces of a call, joined, are one object."""
     id: str | None = None
     name: str | None = None
+    before: int | None = None
+    """Characters of the choice's text before this call, on its first piece; None: not known, and the text so far."""
 
 
 class Chunk(msgspec.Struct):

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokentrail.answer import Answer, AnswerRequest, ChatOptions, Choice, Chunk, Prompt, collect
+from tokentrail.answer import Answer, AnswerRequest, CallPiece, ChatOptions, Choice, Chunk, Prompt, collect
 from tokentrail.protocol import InvalidRequest, SamplingParams, TokentrailError
 from tokentrail.server.connection import BODY_WRITER
 from tokentrail.server.errors import describe, error_response, log_internal
@@ -258,6 +258,23 @@ class Generation(Response):
             usage.completion_tokens,
             seconds,
         )
+
+
+def in_order(text: str, calls: Sequence[CallPiece], shown: int = 0) -> Iterator[str | CallPiece]:
+    """Text and calls of a choice, or of one of its chunks, as the model wrote them one after the other. `shown`:
+    characters of the text in the chunks before.
+    """
+    at = 0
+    for piece in calls:
+        if piece.name is not None:
+            # A call that goes on was there before the text of its chunk.
+            end = len(text) if piece.before is None else min(max(at, piece.before - shown), len(text))
+            if end > at:
+                yield text[at:end]
+                at = end
+        yield piece
+    if at < len(text):
+        yield text[at:]
 
 
 def in_words_of(names: Mapping[str, str], error: InvalidRequest) -> InvalidRequest:

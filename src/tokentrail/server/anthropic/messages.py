@@ -15,7 +15,7 @@ from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.anthropic.prompts import question_of
 from tokentrail.server.anthropic.requests import MessagesRequest
 from tokentrail.server.errors import error_json
-from tokentrail.server.generation import Question
+from tokentrail.server.generation import Question, in_order
 from tokentrail.server.sse import MEDIA_TYPE, TextEvents, event, raw_event
 
 # --- on the wire -----------------------------------------------------------------------------------
@@ -137,11 +137,11 @@ class MessagesDialect:
         if choice.reasoning:
             shown = choice.reasoning if self._show_thoughts else ""
             content.append(ThinkingBlock(shown, signature_of(choice.reasoning)))
-        if choice.text:
-            content.append(TextBlock(choice.text))
-        content += [
-            ToolUseBlock(call.id or "", call.name or "", input_of(call.arguments)) for call in choice.calls
-        ]
+        for part in in_order(choice.text, choice.calls):
+            if isinstance(part, str):
+                content.append(TextBlock(part))
+            else:
+                content.append(ToolUseBlock(part.id or "", part.name or "", input_of(part.arguments)))
         all_used = answer.usage.completion_tokens >= self._body.max_tokens
         stop_reason, stop_sequence = stop_of(choice.finish_reason, choice.stop_reason, all_used=all_used)
         return MessageBody(
@@ -180,6 +180,8 @@ class MessageStream:
         self._thoughts: list[str] = []
         self._text: TextEvents | None = None
         self._call = -1
+        self._shown = 0
+        """Characters of text so far."""
         self._finish: tuple[str | None, str | int | None] = (None, None)
 
     def start(self) -> bytes:
@@ -201,22 +203,15 @@ class MessageStream:
 
     def chunk(self, chunk: Chunk) -> bytes:
         data = b""
-        # A call that goes on was there before the text, one that begins comes behind it.
-        going_on = [piece for piece in chunk.calls if piece.index == self._call]
-        for piece in going_on:
-            data += self._piece(piece)
         if chunk.reasoning:
             data += self._think(chunk.reasoning)
-        if chunk.text:
-            if self._open != "text":
-                data += self._begin("text", TextBlock())
-                delta = {"type": "text_delta", "text": ""}
-                event = {"type": "content_block_delta", "index": self._index, "delta": delta}
-                self._text = TextEvents(event, "text")
-            assert self._text is not None
-            data += b"event: content_block_delta\n" + self._text.event(chunk.text)
-        for piece in chunk.calls[len(going_on) :]:
-            data += self._piece(piece)
+        if not chunk.calls:
+            if chunk.text:
+                data += self._write(chunk.text)
+        else:
+            for part in in_order(chunk.text, chunk.calls, self._shown):
+                data += self._write(part) if isinstance(part, str) else self._piece(part)
+        self._shown += len(chunk.text)
         if chunk.finish_reason is not None:
             self._finish = (chunk.finish_reason, chunk.stop_reason)
         return data
@@ -238,6 +233,16 @@ class MessageStream:
         if not self._show_thoughts:
             return data
         return data + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _write(self, text: str) -> bytes:
+        data = b""
+        if self._open != "text":
+            data = self._begin("text", TextBlock())
+            delta = {"type": "text_delta", "text": ""}
+            event = {"type": "content_block_delta", "index": self._index, "delta": delta}
+            self._text = TextEvents(event, "text")
+        assert self._text is not None
+        return b"%bevent: content_block_delta\n%b" % (data, self._text.event(text))
 
     def _piece(self, piece: CallPiece) -> bytes:
         data = b""

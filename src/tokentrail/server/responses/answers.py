@@ -10,7 +10,7 @@ import msgspec
 
 from tokentrail.answer import Answer, CallPiece, ChatPrompt, Choice, Chunk
 from tokentrail.protocol import TokentrailError
-from tokentrail.server.generation import Question
+from tokentrail.server.generation import Question, in_order
 from tokentrail.server.openai.responses import TokenLogprobBody
 from tokentrail.server.openai.scores import logprob_body
 from tokentrail.server.responses.questions import question_of
@@ -104,20 +104,26 @@ class ResponsesDialect:
         if choice.reasoning:
             content = [ReasoningText(choice.reasoning)]
             items.append(ReasoningItem(id=_id(answer, ReasoningItem, 0), status="completed", content=content))
-        if choice.text or not (choice.reasoning or choice.calls):
-            text = OutputText(choice.text, logprobs=[logprob_body(entry) for entry in choice.logprobs or ()])
-            id = _id(answer, MessageItem, len(items))
-            items.append(MessageItem(id=id, status="completed", content=[text]))
-        for call in choice.calls:
-            items.append(
-                FunctionCallItem(
-                    id=_id(answer, FunctionCallItem, len(items)),
-                    call_id=call.id or "",
-                    name=call.name or "",
-                    arguments=call.arguments,
-                    status="completed",
+        logprobs = [logprob_body(entry) for entry in choice.logprobs or ()]
+        parts = list(in_order(choice.text, choice.calls))
+        if not parts and not items:
+            parts = [""]
+        for part in parts:
+            if isinstance(part, str):
+                id = _id(answer, MessageItem, len(items))
+                text = OutputText(part, logprobs=logprobs)
+                items.append(MessageItem(id=id, status="completed", content=[text]))
+                logprobs = []
+            else:
+                items.append(
+                    FunctionCallItem(
+                        id=_id(answer, FunctionCallItem, len(items)),
+                        call_id=part.id or "",
+                        name=part.name or "",
+                        arguments=part.arguments,
+                        status="completed",
+                    )
                 )
-            )
         return self.ended(answer, items, choice.finish_reason)
 
     def stream(self, answer: Answer) -> ResponseStream:
@@ -217,6 +223,8 @@ class ResponseStream:
         self._written: list[TokenLogprobBody] = []
         """Of the open item's text."""
         self._call = -1
+        self._shown = 0
+        """Characters of text so far."""
         self._reason: str | None = None
 
     def start(self) -> bytes:
@@ -229,16 +237,11 @@ class ResponseStream:
         data = b""
         if chunk.logprobs:
             self._logprobs += [logprob_body(entry) for entry in chunk.logprobs]
-        # A call that goes on was there before the text, one that begins comes behind it.
-        going_on = [piece for piece in chunk.calls if piece.index == self._call]
-        for piece in going_on:
-            data += self._piece(piece)
         if chunk.reasoning:
             data += self._of_kind(ReasoningItem) + self._think(chunk.reasoning)
-        if chunk.text:
-            data += self._of_kind(MessageItem) + self._write(chunk.text)
-        for piece in chunk.calls[len(going_on) :]:
-            data += self._piece(piece)
+        for part in in_order(chunk.text, chunk.calls, self._shown):
+            data += self._write(part) if isinstance(part, str) else self._piece(part)
+        self._shown += len(chunk.text)
         if chunk.finish_reason is not None:
             self._reason = chunk.finish_reason
         return data
@@ -281,6 +284,9 @@ class ResponseStream:
         return self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
     def _write(self, text: str) -> bytes:
+        return self._of_kind(MessageItem) + self._delta(text)
+
+    def _delta(self, text: str) -> bytes:
         self._pieces.append(text)
         entries, self._logprobs = self._logprobs, []
         self._written += entries
@@ -322,7 +328,7 @@ class ResponseStream:
         item, place = self._items[-1], self._place()
         data = b""
         if isinstance(item, MessageItem) and self._logprobs:
-            data += self._write("")
+            data += self._delta("")
         text = "".join(self._pieces)
         if isinstance(item, FunctionCallItem):
             item.arguments = text
