@@ -273,8 +273,7 @@ def test_items_become_messages(scripted: Scripted) -> None:
     ]
     ask(scripted, "x", input=items, instructions="Be brief.", tools=[TOOL])
     assert turns(scripted)[:-1] == [
-        "system\nBe brief.",
-        "system\nBe kind.",
+        "system\nBe brief.\nBe kind.",
         "user\nHow is\nit?",
         "assistant\nLet me look.[get_weather Köln]hm</think>",
         "tool\nRain.",

@@ -33,7 +33,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
-        """The assistant's have lists of texts, which are joined at the end: there may be many."""
+        """Texts that are to be joined are lists until the end: there may be many."""
         self._names: dict[str, str] = {}
         """Of functions, by the call's id."""
 
@@ -46,8 +46,14 @@ class Conversation:
         return self._messages
 
     def say(self, role: str, text: str) -> None:
-        """A message of somebody else."""
-        self._messages.append({"role": role, "content": text})
+        """A message of somebody else. What the system says in a row is one: many templates know only one."""
+        if role == "system":
+            if self._messages and self._messages[-1]["role"] == role:
+                self._messages[-1]["content"].append(text)
+            else:
+                self._messages.append({"role": role, "content": [text]})
+        else:
+            self._messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
         last = self._assistant()
