@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -458,3 +459,41 @@ def test_sighup_lets_a_running_stream_finish_and_tls_is_checked_first(tmp_path: 
         assert list(chunks)[-1].choices[0].finish_reason == "length"
     status, log = server.end()
     assert status == 0, log
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the engine process in /proc")
+def test_what_takes_too_long_frees_everything_even_in_an_engine_that_hangs() -> None:
+    server = RealServer(
+        request_timeout=2.5,
+        engine={
+            "kv_cache_memory": 2048 * KV_BYTES_PER_TOKEN,
+            "max_num_seqs": 1,
+            "max_model_len": 2048,
+            "step_timeout": 3.0,
+        },
+    )
+    body = {"model": server.model, "prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
+
+    def ask(stream: bool) -> str:
+        response = server.http.post("/v1/completions", json=body | {"stream": stream})
+        assert response.status_code == (200 if stream else 504)
+        return response.text
+
+    with ThreadPoolExecutor() as pool:  # one of them runs, the others wait
+        for text in pool.map(ask, (True, False, True, False)):
+            assert '"code":"request_timeout"' in text
+    after = wait_until_idle(server)
+    assert after["tokentrail_kv_cache_blocks_used"] == after["tokentrail_num_requests_in_flight"] == 0
+    assert after['tokentrail_requests_total{outcome="timeout"}'] == 4
+    engine = server.engine_pid()
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    assert '"code":"request_timeout"' in ask(False)
+    end = time.monotonic() + 60
+    while server.metrics()["tokentrail_engine_restarts_total"] == 0:
+        assert time.monotonic() < end, "the engine was not restarted"
+        time.sleep(0.1)
+    assert server.http.post("/v1/completions", json=body | {"max_tokens": 3}).status_code == 200
+    status, log = server.end()
+    assert status == 0, log
+    assert "has finished no step for 3 s" in log
