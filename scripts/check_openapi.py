@@ -114,7 +114,7 @@ def check(url: str, arguments: argparse.Namespace) -> int:
         only = ["--include-path-regex", arguments.only] if arguments.only else []
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
-            *("--phases", "examples,coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
+            *("--phases", "coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
             *("--max-examples", str(each), "--seed", str(arguments.seed), "--checks", ",".join(CHECKS)),
             *("--request-timeout", str(SLOWEST), "--suppress-health-check", "all", "--warnings", "off"),
             *("--generation-database", "none", *only),
