@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from real_server import RealServer
 from scripted_server import MakeServer, ScriptedServer
 
 from tokentrail.answer.parts import TextParts, load_text_parts
@@ -14,6 +15,16 @@ from tokentrail.answer.parts import TextParts, load_text_parts
 @pytest.fixture(scope="session")
 def text_parts() -> TextParts:
     return load_text_parts(None)
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[RealServer]:
+    """The demo model in processes of its own, for tests that only ask it."""
+    engine = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_memory": 400 << 20}
+    running = RealServer(engine=engine, log_level="warning", responses_store=10)
+    yield running
+    code, log = running.end()
+    assert code == 0, log
 
 
 @pytest.fixture

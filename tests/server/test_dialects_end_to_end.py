@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -20,12 +19,8 @@ SCHEMA = WEATHER["function"]["parameters"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    engine = {"max_model_len": 1024, "max_num_seqs": 8, "kv_cache_memory": 300 << 20}
-    running = RealServer(engine=engine, log_level="warning", responses_store=10)
-    yield running
-    code, log = running.end()
-    assert code == 0, log
+def server(demo_server: RealServer) -> RealServer:
+    return demo_server
 
 
 def test_messages(server: RealServer) -> None:

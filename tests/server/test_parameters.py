@@ -377,12 +377,8 @@ def test_tokens_of_thoughts_are_counted_however_they_come(text_parts: TextParts,
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[RealServer]:
-    engine = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_memory": 200 << 20}
-    running = RealServer(engine=engine, log_level="warning")
-    yield running
-    code, log = running.end()
-    assert code == 0, log
+def real(demo_server: RealServer) -> RealServer:
+    return demo_server
 
 
 def complete(real: RealServer, **fields: Any) -> Any:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Literal
 
@@ -42,12 +41,8 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "strict"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    engine = {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_memory": 400 << 20}
-    running = RealServer(engine=engine, log_level="warning")
-    yield running
-    code, log = running.end()
-    assert code == 0, log
+def server(demo_server: RealServer) -> RealServer:
+    return demo_server
 
 
 @pytest.fixture(scope="module")

@@ -222,12 +222,8 @@ def test_what_is_wrong_is_named(scripted: Scripted, fields: dict[str, Any], para
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    engine = {"max_model_len": 1024, "max_num_seqs": 8, "kv_cache_memory": 300 << 20}
-    running = RealServer(engine=engine, log_level="warning")
-    yield running
-    code, log = running.end()
-    assert code == 0, log
+def server(demo_server: RealServer) -> RealServer:
+    return demo_server
 
 
 def ask(server: RealServer, **fields: Any) -> Any:
