@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tokentrail.checkpoints import ModelConfig
+
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 1, 16
 
 Arrays = dict[str, np.ndarray]
@@ -114,3 +116,21 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path if not split_tensors else sorted(path.parent.glob(f"{path.stem}-?????-of-?????.gguf"))[0]
+
+
+def model_keys(config: ModelConfig) -> dict[str, Any]:
+    """What every architecture's files say of a model, without the architecture's name before each key."""
+    return {
+        "context_length": config.max_position,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.rope.dim,
+        "rope.freq_base": config.rope.theta,
+        **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
+    }

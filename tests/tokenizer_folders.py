@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tokenizers import (
     trainers,
 )
 
+from tokentrail.protocol import InvalidRequest, ModelFileError
+from tokentrail.text import Tokenizer as OurTokenizer
 from tokentrail.text.pretokenizers import PRE_TOKENIZERS
 
 TEXT = (
@@ -175,3 +177,18 @@ def write_tokenizer(folder: Path, family: str, **settings: Any) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
     return folder
+
+
+def assert_works_or_says_why(open_folder: Callable[[], OurTokenizer], texts: Iterable[str]) -> None:
+    """Of damaged files: a tokenizer that works somehow, or one line that says why there is none."""
+    try:
+        tokenizer = open_folder()
+    except ModelFileError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    for text in texts:
+        try:
+            ids = tokenizer.encode(text)
+        except InvalidRequest:
+            continue
+        tokenizer.decode(ids)

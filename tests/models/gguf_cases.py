@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_files import write_model
+from gguf_files import model_keys, write_model
 from random_models import F32, random_weights, small_config
 from tokentrail.checkpoints import ModelConfig, RopeConfig
 from tokentrail.checkpoints.gguf_architectures import LAYER_TENSORS
@@ -54,18 +54,7 @@ class Case:
                     values = np.concatenate([weights[f"layers.{layer}.{part}{kind}"] for part in parts])
                     stored[f"blk.{layer}.{name}{kind or '.weight'}"] = values
         keys = {
-            "context_length": config.max_position,
-            "embedding_length": config.hidden_size,
-            "block_count": config.num_layers,
-            "feed_forward_length": config.intermediate_size,
-            "attention.head_count": config.num_heads,
-            "attention.head_count_kv": config.num_kv_heads,
-            "attention.key_length": config.head_dim,
-            "attention.value_length": config.head_dim,
-            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-            "rope.dimension_count": config.rope.dim,
-            "rope.freq_base": config.rope.theta,
-            **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
+            **model_keys(config),
             **self.keys,
         }
         llama_keys = {f"llama.{key}": None for key in keys}  # those that `write_model` would add

@@ -15,7 +15,7 @@ from family_cases import write_folder
 from mixture_cases import CASES
 from model_harness import Model, assert_relative
 
-from gguf_files import write_model
+from gguf_files import model_keys, write_model
 from random_models import F32
 from tokentrail.checkpoints import Checkpoint, open_checkpoint
 from tokentrail.ops.native import NativeBackend
@@ -101,17 +101,7 @@ def to_gguf(
         tensors[f"blk.{layer}.{names[part]}.{kind}"] = values
     tensors |= {name: np.stack([stack[expert] for expert in sorted(stack)]) for name, stack in stacks.items()}
     keys: dict[str, Any] = {
-        "context_length": config.max_position,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.dimension_count": config.rope.dim,
-        "rope.freq_base": config.rope.theta,
+        **model_keys(config),
         "expert_count": moe.num_experts,
         "expert_used_count": moe.experts_per_token,
     }
@@ -121,8 +111,6 @@ def to_gguf(
         keys["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
     if architecture == "ernie4_5-moe":
         keys |= {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1, "expert_shared_count": 2}
-    if config.sliding_window:
-        keys["attention.sliding_window"] = config.sliding_window
     if config.rope.scaling == "yarn":
         keys |= {
             "rope.scaling.type": "yarn",

@@ -13,7 +13,7 @@ from test_tokenizer import TEXTS
 from tokenizers import Tokenizer as Library
 from tokenizers.models import Unigram
 
-from tokenizer_folders import FAMILIES, trained, write_tokenizer
+from tokenizer_folders import FAMILIES, assert_works_or_says_why, trained, write_tokenizer
 from tokentrail.checkpoints import end_token_ids, read_folder_tokenizer
 from tokentrail.protocol import InvalidRequest, ModelFileError
 from tokentrail.text import IncrementalDetokenizer, Tokenizer, build_tokenizer
@@ -266,17 +266,7 @@ def test_flipped_bytes(data: st.DataObject, tmp_path_factory: pytest.TempPathFac
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
-    try:
-        tokenizer = opened(path)
-    except ModelFileError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-        return
-    for text in (TEXTS[1], TEXTS[3]):
-        try:
-            ids = tokenizer.encode(text)
-        except InvalidRequest:
-            continue
-        tokenizer.decode(ids)
+    assert_works_or_says_why(lambda: opened(path), (TEXTS[1], TEXTS[3]))
 
 
 def test_vocabularies_are_only_read_when_asked_for(tmp_path: Path) -> None:
