@@ -18,6 +18,7 @@ from tokentrail.server.errors import ErrorBody, Shape, Shaped
 from tokentrail.server.sse import MEDIA_TYPE
 
 JSON = "application/json"
+LINES = "application/x-ndjson"
 _EVENTS = MEDIA_TYPE.partition(";")[0]
 _ALWAYS = {
     401: "There is no key, or a wrong one.",
@@ -67,19 +68,23 @@ def json_body(model: type[BaseModel]) -> Extra:
     return Extra(make)
 
 
-def answers(*kinds: Any, streams: Any = None, also: Mapping[int, Any] | None = None) -> Extra:
+def answers(
+    *kinds: Any, streams: Any = None, lines: Any = None, also: Mapping[int, Any] | None = None
+) -> Extra:
     """A response's schema (of a route's `openapi_extra`). `kinds`: the types that its value may have; `streams`: the
-    type of the data of server-sent events, where it may come as these; `also`: by other statuses, the types of what is
-    no error in the dialect's shape.
+    type of the data of server-sent events, where it may come as these; `lines`: that of lines of JSON, likewise;
+    `also`: by other statuses, the types of what is no error in the dialect's shape.
     """
 
     def make() -> dict[str, Any]:
-        content = {JSON: {"schema": _schema_of(kinds)}}
+        content = {JSON: {"schema": _schema_of(kinds)}} if kinds else {}
         if streams is not None:
             # As OpenAPI 3.2 describes them: one event, whose data is JSON (but for the last, which is [DONE]).
             data = {"type": "string", "contentMediaType": JSON, "contentSchema": _schema_of([streams])}
             event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
             content[_EVENTS] = {"schema": event}
+        if lines is not None:
+            content[LINES] = {"schema": _schema_of([lines])}  # of one of them
         responses = {"200": {"description": "The answer.", "content": content}}
         for status, kind in (also or {}).items():
             other = {JSON: {"schema": _schema_of([kind])}}

@@ -66,6 +66,12 @@ class CheckedRequest(BaseModel):
                 _ignored(self.WHERE + name)
 
 
+class LazyRequest(CheckedRequest):
+    """One that is built when it is first asked for: a server knows many dialects, and most programs speak one."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
 def _asks_for_nothing(value: Any) -> bool:
     if value in (None, False, "none", "auto", "", ["text"]) or value == {"type": "text"}:
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from tokentrail.protocol import DEFAULTED, SamplingParams
-from tokentrail.server.schemas import CheckedRequest, List
+from tokentrail.server.schemas import LazyRequest, List
 
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 _PLAIN = "only temperature, top_k, top_p, min_p and penalties shape the draw."
@@ -19,7 +19,7 @@ _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 _SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
-class SamplingOptions(CheckedRequest):
+class SamplingOptions(LazyRequest):
     seed: int | None = None
     """-1: a random one."""
     temperature: float | None = None

@@ -171,4 +171,6 @@ class EmbeddingRequest(BaseModel):
 class ApplyTemplateRequest(ChatCompletionRequest):
     """`POST /apply-template`: messages as for /v1/chat/completions."""
 
+    model_config = ConfigDict(defer_build=True)
+
     model: str = ""

@@ -23,9 +23,11 @@ from tokentrail.server.llama_cpp.requests import (
     EmbeddingRequest,
     InfillRequest,
 )
+from tokentrail.server.llama_cpp.responses import Completion
 from tokentrail.server.naming import find_model
 from tokentrail.server.openai.chat import prompt_of
-from tokentrail.server.schemas import Model, json_body, json_response, read_json
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import Model, json_response, read_json
 from tokentrail.server.state import ServerState
 
 PATHS = ("/completion", "/infill", "/embedding", "/apply-template", "/props", "/slots")
@@ -51,11 +53,15 @@ def create_router(state: ServerState) -> APIRouter:
         dialect = CompletionDialect(body, model, prompts, bias, backend, listed=several(body))
         return Generation(state, request, dialect)
 
-    schema = json_body(CompletionRequest)
+    # With `response_fields` any of its fields may be missing.
+    completed = answers(
+        Completion, list[Completion], dict[str, Any], list[dict[str, Any]], streams=Completion
+    )
+    schema = json_body(CompletionRequest) | completed
     router.add_api_route("/completion", completion, methods=["POST"], openapi_extra=schema)
     router.add_api_route("/completions", completion, methods=["POST"], include_in_schema=False)
 
-    @router.post("/infill", openapi_extra=json_body(InfillRequest))
+    @router.post("/infill", openapi_extra=json_body(InfillRequest) | completed)
     async def infill(request: Request) -> Response:
         """Fill in the middle of a text; with `stream`, as server-sent events."""
         body = await read(request, InfillRequest)
@@ -82,11 +88,11 @@ def create_router(state: ServerState) -> APIRouter:
         vectors = await as_numbers(made)
         return json_response([{"index": index, "embedding": [one]} for index, one in enumerate(vectors)])
 
-    schema = json_body(EmbeddingRequest)
+    schema = json_body(EmbeddingRequest) | answers(list[dict[str, Any]])
     router.add_api_route("/embedding", embedding, methods=["POST"], openapi_extra=schema)
     router.add_api_route("/embeddings", embedding, methods=["POST"], include_in_schema=False)
 
-    @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest))
+    @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest) | answers(dict[str, str]))
     async def apply_template(request: Request) -> Response:
         """What the chat template makes of a conversation."""
         body = await read(request, ApplyTemplateRequest)
@@ -95,7 +101,7 @@ def create_router(state: ServerState) -> APIRouter:
         text = await loop.run_in_executor(None, lambda: backend.render(prompt_of(body)))
         return json_response({"prompt": text})
 
-    @router.get("/props")
+    @router.get("/props", openapi_extra=answers(dict[str, Any]))
     async def props() -> Response:
         """What the server has, and how it draws unless a request says."""
         backend = state.ready_backend()
@@ -126,7 +132,7 @@ def create_router(state: ServerState) -> APIRouter:
             }
         )
 
-    @router.get("/slots")
+    @router.get("/slots", openapi_extra=answers(list[dict[str, Any]]))
     async def slots(fail_on_no_slot: str = "") -> Response:
         """Places for answers, and which are taken. With `fail_on_no_slot=1`: 503 if all are."""
         backend = state.ready_backend()

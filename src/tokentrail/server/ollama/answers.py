@@ -37,6 +37,7 @@ from tokentrail.server.ollama.requests import (
 from tokentrail.server.ollama.responses import CallBody, CallFunction, ErrorReply, MessageBody, Reply
 from tokentrail.server.openai.responses import TokenLogprobBody
 from tokentrail.server.openai.scores import logprob_body
+from tokentrail.server.openapi import LINES
 from tokentrail.server.sse import one_line
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -110,7 +111,7 @@ class OllamaDialect(Generic[Body]):
 class OllamaStream:
     """Chunks → lines: text and thoughts as they come, calls when they are whole, in the end why and how fast."""
 
-    media_type = "application/x-ndjson"
+    media_type = LINES
 
     def __init__(self, dialect: OllamaDialect[Any], answer: Answer) -> None:
         self._dialect = dialect

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.server.llama_cpp.options import SamplingOptions
 from tokentrail.server.openai.requests import ToolBody
-from tokentrail.server.schemas import CheckedRequest, List
+from tokentrail.server.schemas import LazyRequest, List
 
 _LOADING = frozenset(
     {
@@ -65,7 +65,7 @@ class PullRequest(AnyModel):
     stream: bool | None = None
 
 
-class GenerationRequest(CheckedRequest):
+class GenerationRequest(LazyRequest):
     """What both ways of asking share."""
 
     model: str = Field(min_length=1)
@@ -115,7 +115,7 @@ class GenerationRequest(CheckedRequest):
         return StructuredOutputsParams(json=self.format, field="format")
 
 
-class EmbedRequest(CheckedRequest):
+class EmbedRequest(LazyRequest):
     """`POST /api/embed`."""
 
     model: str = Field(min_length=1)
@@ -128,7 +128,7 @@ class EmbedRequest(CheckedRequest):
     keep_alive: float | str | None = None
 
 
-class EmbeddingsRequest(CheckedRequest):
+class EmbeddingsRequest(LazyRequest):
     """`POST /api/embeddings`, its older way."""
 
     model: str = Field(min_length=1)

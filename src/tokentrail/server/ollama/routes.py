@@ -24,9 +24,10 @@ from tokentrail.server.ollama.requests import (
     GenerateRequest,
     PullRequest,
 )
-from tokentrail.server.ollama.responses import Embedded, ModelList, Status
+from tokentrail.server.ollama.responses import Embedded, ModelList, Reply, ShownModel, Status
 from tokentrail.server.openai.embeddings import MOST_INPUTS
-from tokentrail.server.schemas import Model, json_body, json_response, read_json
+from tokentrail.server.openapi import LINES, answers, json_body
+from tokentrail.server.schemas import Model, json_response, read_json
 from tokentrail.server.state import ServerState
 
 VERSION = "0.13.0"
@@ -39,7 +40,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def read(request: Request, model: type[Model]) -> Model:
         return await read_json(request, model, state.config.max_body_bytes, any_type=True)
 
-    @router.post("/chat", openapi_extra=json_body(ChatRequest))
+    @router.post("/chat", openapi_extra=json_body(ChatRequest) | answers(Reply, lines=Reply))
     async def chat(request: Request) -> Response:
         """Answer a conversation; streamed as lines of JSON unless `stream` is false."""
         body = await read(request, ChatRequest)
@@ -48,7 +49,7 @@ def create_router(state: ServerState) -> APIRouter:
         dialect = ChatDialect(body, card.id, backend.details(card.id))
         return Generation(state, request, dialect) if body.messages else json_response(loaded(dialect))
 
-    @router.post("/generate", openapi_extra=json_body(GenerateRequest))
+    @router.post("/generate", openapi_extra=json_body(GenerateRequest) | answers(Reply, lines=Reply))
     async def generate(request: Request) -> Response:
         """Answer or, with `raw`, continue a text; streamed as lines of JSON unless `stream` is false."""
         body = await read(request, GenerateRequest)
@@ -58,7 +59,7 @@ def create_router(state: ServerState) -> APIRouter:
         asked = body.prompt or body.suffix
         return Generation(state, request, dialect) if asked else json_response(loaded(dialect))
 
-    @router.post("/embed", openapi_extra=json_body(EmbedRequest))
+    @router.post("/embed", openapi_extra=json_body(EmbedRequest) | answers(Embedded))
     async def embed_texts(request: Request) -> Response:
         """Vectors of texts, of length 1."""
         body = await read(request, EmbedRequest)
@@ -88,7 +89,7 @@ def create_router(state: ServerState) -> APIRouter:
             )
         )
 
-    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest))
+    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest) | answers(dict[str, list[float]]))
     async def embeddings(request: Request) -> Response:
         """The vector of a text, as the model makes it."""
         body = await read(request, EmbeddingsRequest)
@@ -102,31 +103,31 @@ def create_router(state: ServerState) -> APIRouter:
             (vector,) = await as_numbers(made)
         return json_response({"embedding": vector})
 
-    @router.get("/tags")
+    @router.get("/tags", openapi_extra=answers(ModelList))
     async def tags() -> Response:
         """The models one can ask."""
         backend = state.ready_backend()
         return json_response(ModelList([listed(backend, card) for card in backend.models()]))
 
-    @router.get("/ps")
+    @router.get("/ps", openapi_extra=answers(ModelList))
     async def ps() -> Response:
         """The models in memory: all of them."""
         backend = state.ready_backend()
         return json_response(ModelList([running(backend, card) for card in backend.models()]))
 
-    @router.post("/show", openapi_extra=json_body(AnyModel))
+    @router.post("/show", openapi_extra=json_body(AnyModel) | answers(ShownModel))
     async def show(request: Request) -> Response:
         """What a model is, and what it can do."""
         body = await read(request, AnyModel)
         backend = state.ready_backend()
         return json_response(shown(backend, find(backend, body.asked)))
 
-    @router.get("/version")
+    @router.get("/version", openapi_extra=answers(dict[str, str]))
     async def version() -> Response:
         """The version of Ollama whose API this is."""
         return json_response({"version": VERSION})
 
-    @router.post("/pull", openapi_extra=json_body(PullRequest))
+    @router.post("/pull", openapi_extra=json_body(PullRequest) | answers(Status, lines=Status))
     async def pull(request: Request) -> Response:
         """A model that is served is there already; others are refused."""
         body = await read(request, PullRequest)
@@ -138,7 +139,7 @@ def create_router(state: ServerState) -> APIRouter:
             ) from None
         done = json_response(Status("success"))
         if body.stream is not False:
-            done.headers["content-type"] = "application/x-ndjson"
+            done.headers["content-type"] = LINES
         return done
 
     async def manage(request: Request) -> Response:
@@ -148,7 +149,7 @@ def create_router(state: ServerState) -> APIRouter:
         )
 
     for path, method in _MANAGEMENT:
-        router.add_api_route(path, manage, methods=[method])
+        router.add_api_route(path, manage, methods=[method], include_in_schema=False)
     return router
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
-from tokentrail.server.schemas import CheckedRequest, List
+from tokentrail.server.schemas import LazyRequest, List
 
 _SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
 
@@ -42,7 +42,7 @@ class Grammar(BaseModel):
         return StructuredOutputsParams(regex=self.value, field=field)
 
 
-class Parameters(CheckedRequest):
+class Parameters(LazyRequest):
     do_sample: bool | None = None
     """False: the likeliest token, unless `temperature`, `top_k` or `top_p` ask for a draw."""
     temperature: float | None = None
@@ -140,7 +140,7 @@ class Parameters(CheckedRequest):
         )
 
 
-class GenerateRequest(CheckedRequest):
+class GenerateRequest(LazyRequest):
     """`POST /generate` and `POST /generate_stream`."""
 
     inputs: str

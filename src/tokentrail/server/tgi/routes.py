@@ -10,11 +10,12 @@ from tokentrail import __version__
 from tokentrail.answer import Backend, ModelCard
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.generation import Generation
-from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 from tokentrail.server.tgi.generate import GenerateDialect
 from tokentrail.server.tgi.requests import CompatRequest, GenerateRequest, Parameters
-from tokentrail.server.tgi.responses import Info
+from tokentrail.server.tgi.responses import Generated, Info, StreamEvent
 
 
 def create_router(state: ServerState) -> APIRouter:
@@ -29,25 +30,25 @@ def create_router(state: ServerState) -> APIRouter:
         dialect = GenerateDialect(body, card, streaming=streaming, listed=listed)
         return Generation(state, request, dialect)
 
-    @router.post("/generate", openapi_extra=json_body(GenerateRequest))
+    @router.post("/generate", openapi_extra=json_body(GenerateRequest) | answers(Generated))
     async def generate(request: Request) -> Response:
         """Continue a text."""
         body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
         return answer(request, body, streaming=False)
 
-    @router.post("/generate_stream", openapi_extra=json_body(GenerateRequest))
+    @router.post("/generate_stream", openapi_extra=json_body(GenerateRequest) | answers(streams=StreamEvent))
     async def generate_stream(request: Request) -> Response:
         """Continue a text, as server-sent events: one a token."""
         body = await read_json(request, GenerateRequest, state.config.max_body_bytes)
         return answer(request, body, streaming=True)
 
-    @router.post("/", openapi_extra=json_body(CompatRequest))
+    @router.post("/", openapi_extra=json_body(CompatRequest) | answers(list[Generated], streams=StreamEvent))
     async def compat(request: Request) -> Response:
         """Continue a text, as events or as a list of one answer: what Hugging Face's clients ask."""
         body = await read_json(request, CompatRequest, state.config.max_body_bytes)
         return answer(request, body, streaming=bool(body.stream), listed=True)
 
-    @router.get("/info")
+    @router.get("/info", openapi_extra=answers(Info))
     async def info() -> Response:
         """What the server has, and its limits."""
         backend = state.ready_backend()
