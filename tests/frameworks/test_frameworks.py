@@ -39,10 +39,15 @@ QUESTION = "Which city has the tower?"
 # --- LangChain ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def langchain(server: RealServer) -> Any:
+@pytest.fixture(params=["chat", "responses"])
+def langchain(server: RealServer, request: pytest.FixtureRequest) -> Any:
     return langchain_openai.ChatOpenAI(
-        model=server.model, base_url=f"{server.url}/v1", api_key="none", temperature=0, max_tokens=120
+        model=server.model,
+        base_url=f"{server.url}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=120,
+        use_responses_api=request.param == "responses",
     )
 
 
@@ -169,7 +174,11 @@ def test_llama_index_gets_a_structure(llama_index: Any) -> None:
 # --- OpenAI's Agents SDK -----------------------------------------------------------------------------
 
 
-def test_agents_sdk_runs_a_tool_to_the_end(server: RealServer) -> None:
+MODELS = pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+
+
+@MODELS
+def test_agents_sdk_runs_a_tool_to_the_end(server: RealServer, kind: str) -> None:
     asked: list[str] = []
 
     @agents.function_tool
@@ -178,7 +187,7 @@ def test_agents_sdk_runs_a_tool_to_the_end(server: RealServer) -> None:
         asked.append(city)
         return "Sunny, 21 °C."
 
-    model = agents.OpenAIChatCompletionsModel(model=server.model, openai_client=server.async_client())
+    model = getattr(agents, kind)(model=server.model, openai_client=server.async_client())
     agent = agents.Agent(
         name="Weather",
         instructions="Tell the weather.",
@@ -202,8 +211,9 @@ def test_agents_sdk_runs_a_tool_to_the_end(server: RealServer) -> None:
     assert "raw_response_event" in kinds
 
 
-def test_agents_sdk_gets_a_structure(server: RealServer) -> None:
-    model = agents.OpenAIChatCompletionsModel(model=server.model, openai_client=server.async_client())
+@MODELS
+def test_agents_sdk_gets_a_structure(server: RealServer, kind: str) -> None:
+    model = getattr(agents, kind)(model=server.model, openai_client=server.async_client())
     agent = agents.Agent(
         name="City",
         instructions="Name a city.",
