@@ -268,6 +268,97 @@ def test_templates_that_ask_for_too_much(source: str, monkeypatch: pytest.Monkey
     assert "asks for too much" in message or "Range too big" in message
 
 
+NESTED = (
+    "{% set ns = namespace(x=[1], y=[1]) %}"
+    "{% for i in range(40) %}{% set ns.x = MORE %}{% set ns.y = MORE %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[ns.x, ns.x]",
+        "(ns.x, ns.x)",
+        "[ns.x] * 2",
+        "[ns.x] + [ns.x]",
+        "dict(a=ns.x, b=ns.x)",
+        "{'a': ns.x, 'b': ns.x}",
+        "[0, 0] | map('d', ns.x, true) | list",
+        "[{'a': ns.x}, {'a': ns.x}] | map(attribute='a') | list",
+    ],
+)
+@pytest.mark.parametrize("use", ["{{ ns.x == ns.y }}", "{{ ns.x in [ns.y] }}", "{{ [ns.x, ns.y] | sort }}"])
+def test_values_that_hold_themselves_over_and_over(more: str, use: str) -> None:
+    """Forty times two: small in memory, endless to compare, which nothing would interrupt."""
+    assert "asks for too much" in refusal(NESTED.replace("MORE", more) + use)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(x=(1,)) %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}"
+        "{% for i in range(40) %}{{ f(ns.x, ns.x) }}{% endfor %}",
+        "{% set ns = namespace(x=(1,)) %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}"
+        "{% for i in range(90000) %}{{ f(ns.x) }}{% endfor %}{{ {ns.x: 1} }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(500) %}{% set ns.x = ns.x + ['a' * 1000000] %}{% endfor %}",
+        "{{ ([1] * 1000000) | map('int') | map('int') | map('int') | map('int') | map('int') | list | length }}",
+        "{{ ([1] * 1000000) | select('odd') | select('odd') | select('odd') | select('odd') | list | length }}",
+        "{{ ('<>' * 1000000) | striptags }}",
+        "{{ ('a' * 9999999).strip('b' * 9999999) }}",
+        "{{ ('a' * 9999999) | trim('b' * 9999999) }}",
+        "{{ 1 | round(1000000000, 'ceil') }}",
+        "{{ ([1] * 100000) | tojson(separators=('x' * 9999, 'y')) }}",
+        "{{ ([[[[[[[[1]]]]]]]] * 90000) | tojson(indent=64) }}",
+        "{{ ('x' * 9999999) | list | length }}",
+    ],
+    ids=lambda source: source[-60:],
+)
+def test_containers_and_filters_with_a_bound(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
+    assert "asks for too much" in refusal(source)
+
+
+def test_lists_that_grow_with_a_conversation_pass() -> None:
+    source = (
+        "{% set ns = namespace(x=[]) %}{% for m in messages %}{% set ns.x = ns.x + [m] %}{% endfor %}"
+        "{{ ns.x | length }} {{ ns.x == messages }}"
+    )
+    many = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 1000
+    assert ChatTemplate(source).render(many) == "1000 True"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}", "123"),
+        ("{% set a, b = 1, 2 %}{{ b }}{{ a }}", "21"),
+        (
+            "{% macro f(a, b=[1, [2]]) %}{{ a }}{{ b }}{{ kwargs }}{% endmacro %}{{ f(1, c=[3]) }}",
+            "1[1, [2]]{'c': [3]}",
+        ),
+        ("{{ {'b': [1], 'a': (2,)} | dictsort }}", "[('a', (2,)), ('b', [1])]"),
+        ("{{ [3, 1] | max }}{{ [3, 1] | min }}{{ [3, 1] | first }}{{ [3, 1] | last }}", "3131"),
+        (
+            "{{ [1, 2, 3] | reject('odd') | list }}{{ 'cab' | reverse }}{{ [1, 2] | reverse | list }}",
+            "[2]bac[2, 1]",
+        ),
+        ("{{ [{'a': 1}, {'a': 2}] | selectattr('a', 'gt', 1) | list }}", "[{'a': 2}]"),
+        (
+            "{{ '  x ' | trim }}|{{ 'xax' | trim('x') }}|{{ 'xax'.strip('x') }}|{{ 2.567 | round(1) }}",
+            "x|a|a|2.6",
+        ),
+        ("{{ undefined_name | first }}|{{ none | d('x', true) }}", "|x"),
+        (
+            "{{ 'a b' | title }} {{ 'a b' | wordcount }} {{ 'ä b' | urlencode }} {{ '<b>x</b>' | striptags }}",
+            "A B 2 %C3%A4%20b x",
+        ),
+    ],
+)
+def test_containers_and_filters_are_jinjas(source: str, expected: str) -> None:
+    assert ChatTemplate(source).render(HELLO) == expected
+
+
 def test_sorting_works() -> None:
     source = (
         "{{ messages | sort(attribute='role', reverse=true) | map(attribute='role') | join(' ') }}"

@@ -4,27 +4,30 @@ Jinja2's immutable sandbox keeps templates away from Python's insides. What it d
 work: ten lines can ask for hours of computing or terabytes of text. Here every loop turn, macro call and
 operator is counted against a budget of processor time and of characters, and operations whose result could
 be much larger than their operands are checked before they run. Filters and string methods that only pad, or
-that draw at random, are left out. (Not bounded: comparing two values that contain themselves over and over,
-which Python does in one go.)
+that draw at random, are left out.
+
+Nothing interrupts Python while it compares, hashes or prints a value, so that containers are measured when they are
+made, with all they hold, as often as they hold it: forty times `x = [x, x]` is small in memory and endless in `x == y`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, make_attrgetter
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_SECONDS = 3.0
@@ -32,7 +35,13 @@ MAX_SECONDS = 3.0
 MAX_VALUE = 1 << 24
 """Characters, or elements, of one value and of the output."""
 MAX_NESTED = 1 << 20
-"""Elements that a value printed or turned into JSON has, those of nested containers included."""
+"""Elements that a value has, those of nested containers included."""
+MAX_DEPTH = 200
+"""Containers within each other: deeper ones, compared or freed, would fill the stack."""
+MAX_SLOW = 1 << 20
+"""Characters of a text for filters that take it apart: about a second, and a hundred bytes for each."""
+MAX_STRIPPED = 1 << 10
+"""Characters that `strip` looks for."""
 MAX_SORTED = 1 << 17
 """Elements of a list that is sorted."""
 MAX_WORK = 1 << 28
@@ -49,6 +58,8 @@ _FILTERS = _words(
     "last length list lower map max min reject rejectattr replace reverse round safe select selectattr sort "
     "string striptags sum title trim truncate unique upper urlencode wordcount"
 )
+_COUNTED = _words("dictsort map max min reject rejectattr select selectattr unique")
+"""Those that walk through a list; others that do have versions of their own here."""
 _STRING_METHODS = _words(
     "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit islower "
     "isnumeric isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind "
@@ -57,6 +68,9 @@ _STRING_METHODS = _words(
 # Widths that pad to thousands of characters, in str.format and in %-formatting; nested or starred ones.
 _WIDE_FORMAT = re.compile(r"\{[^{}]*(?:\d{4,}|\{)")
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\d{4,}|\*)")
+
+
+_CONTAINERS = (list, tuple, set, frozenset)
 
 
 class TemplateRefusal(Exception):
@@ -68,9 +82,10 @@ class TemplateLimit(Exception):
 
 
 class _Budget:
-    __slots__ = ("deadline", "work")
+    __slots__ = ("deadline", "known", "work")
 
     def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, _Weight]] = {}
         self.deadline = time.thread_time() + MAX_SECONDS
         self.work = MAX_WORK
 
@@ -107,24 +122,53 @@ def _size(value: Any) -> int:
     Containers are counted with all they hold, as often as they hold it: a list of two lists of two lists …
     is small in memory and endless in print.
     """
+    return len(value) if isinstance(value, str) else _weigh(value).size
+
+
+class _Weight(NamedTuple):
+    """Of a value with all that it holds, as often as it holds it."""
+
+    size: int
+    """As `_size` has it."""
+    elements: int
+    depth: int
+
+
+def _weigh(value: Any) -> _Weight:
+    """Raises a `TemplateLimit` where the value is too large or too deep."""
+    budget = _budget.get()
+    return _weigh_known(value, {} if budget is None else budget.known)
+
+
+def _weigh_known(value: Any, known: dict[int, tuple[Any, _Weight]]) -> _Weight:
+    """Containers are weighed once in a rendering: nothing in a template changes one."""
     if isinstance(value, str):
-        return len(value)
-    total, elements, pending = 0, 0, [value]
-    while pending:
-        item = pending.pop()
-        elements += 1
-        if isinstance(item, Mapping):
-            pending.extend(item.keys())
-            pending.extend(item.values())
-            total += 4 * len(item)
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            pending.extend(item)
-            total += 2 * len(item)
-        else:
-            total += len(item) if isinstance(item, str) else 8
-        if total > MAX_VALUE or elements + len(pending) > MAX_NESTED:
+        return _Weight(len(value), 1, 0)
+    if not isinstance(value, (Mapping, *_CONTAINERS)):
+        return _Weight(8, 1, 0)
+    found = known.get(id(value))
+    if found is not None:
+        return found[1]
+    size, elements, depth = 2 * len(value), 1, 0
+    for item in (*value.keys(), *value.values()) if isinstance(value, Mapping) else value:
+        weight = _weigh_known(item, known)
+        size, elements, depth = size + weight.size, elements + weight.elements, max(depth, weight.depth)
+        if size > MAX_VALUE or elements > MAX_NESTED:
             raise TemplateLimit(f"a value of more than {MAX_VALUE} characters or {MAX_NESTED} elements")
-    return total
+        if depth >= MAX_DEPTH:
+            raise TemplateLimit(f"containers nested more than {MAX_DEPTH} deep")
+    weight = _Weight(size, elements, depth + 1)
+    known[id(value)] = value, weight  # the value, so that no other takes its place in memory
+    return weight
+
+
+def _check_container(value: Any) -> Any:
+    """Measure a container that has just been made, if it holds others."""
+    items = value.values() if isinstance(value, Mapping) else value
+    if any(isinstance(item, (Mapping, *_CONTAINERS)) for item in items):
+        _weigh(value)
+        _spend(0)
+    return value
 
 
 def _text(value: Any) -> str:
@@ -137,8 +181,12 @@ def _text(value: Any) -> str:
 
 def _check_multiply(left: Any, right: Any) -> None:
     for sequence, times in ((left, right), (right, left)):
-        if isinstance(sequence, (str, list, tuple)):
-            _spend(len(sequence) * max(times, 0) if isinstance(times, int) else 0)
+        count = max(times, 0) if isinstance(times, int) else 0
+        if isinstance(sequence, str):
+            _spend(len(sequence) * count)
+            return
+        if isinstance(sequence, (list, tuple)):
+            _check_elements(_weigh(sequence).elements * count)
             return
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
@@ -156,8 +204,18 @@ def _check_bits(bits: int) -> None:
 
 
 def _check_add(left: Any, right: Any) -> None:
-    sequences = (str, list, tuple)
-    _spend(len(left) + len(right) if isinstance(left, sequences) and isinstance(right, sequences) else 0)
+    if isinstance(left, str) and isinstance(right, str):
+        _spend(len(left) + len(right))
+    elif isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        _check_elements(_weigh(left).elements + _weigh(right).elements)
+    else:
+        _spend(0)
+
+
+def _check_elements(count: int) -> None:
+    _spend(count)
+    if count > MAX_NESTED:
+        raise TemplateLimit(f"a value of {count} elements (at most {MAX_NESTED})")
 
 
 def _check_percent(left: Any, right: Any) -> None:
@@ -200,7 +258,8 @@ def _filter_replace(s: Any, old: Any, new: Any, count: int | None = None) -> str
 
 @jinja2.pass_environment
 def _filter_join(environment: jinja2.Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
-    items = list(value) if attribute is None else list(map(make_attrgetter(environment, attribute), value))
+    ticking = _ticking(value)
+    items = list(ticking if attribute is None else map(make_attrgetter(environment, attribute), ticking))
     separator = _text(d)
     _spend(sum(map(_size, items)) + len(separator) * len(items))
     return separator.join(map(str, items))
@@ -227,19 +286,92 @@ def _bounded_sort(name: str) -> Callable[..., Any]:
 
     @jinja2.pass_environment
     def bounded(environment: jinja2.Environment, value: Any, *args: Any, **kwargs: Any) -> Any:
-        items = list(value)
-        _spend(len(items))
+        items = list(_ticking(value))
         if len(items) > MAX_SORTED:
             raise TemplateLimit(f"a sorted list of {len(items)} elements (at most {MAX_SORTED})")
-        return plain(environment, items, *args, **kwargs)
+        _check_container(items)
+        return _check_container(plain(environment, items, *args, **kwargs))
 
     return bounded
+
+
+def _ticking(values: Any) -> Iterator[Any]:
+    """The same values, each of them counted."""
+    for value in values:
+        _spend(1)
+        yield value
+
+
+def _counted(name: str) -> Callable[..., Any]:
+    """Jinja2's filter of this name, whose turns through a list count, and whose lists are measured."""
+    plain = FILTERS[name]
+
+    @functools.wraps(plain)  # with what Jinja2 writes on it: whether it takes the environment or the context
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        _spend(0)
+        at = 1 if hasattr(plain, "jinja_pass_arg") else 0
+        if (
+            len(args) > at
+            and not isinstance(args[at], (str, Mapping, Undefined))
+            and isinstance(args[at], Iterable)
+        ):
+            args = (*args[:at], _ticking(args[at]), *args[at + 1 :])
+        result = plain(*args, **kwargs)
+        return _check_container(result) if isinstance(result, (list, tuple, dict)) else result
+
+    return counted
+
+
+def _filter_list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        _check_elements(len(value))
+    items: list[Any] = []
+    for item in value:
+        _spend(1)
+        items.append(item)
+        if len(items) > MAX_NESTED:
+            raise TemplateLimit(f"a list of more than {MAX_NESTED} elements")
+    _check_container(items)
+    return items
+
+
+def _filter_round(value: Any, precision: Any = 0, method: str = "common") -> Any:
+    if isinstance(precision, int) and abs(precision) > 300:
+        raise TemplateLimit("rounding to more than 300 digits")
+    return FILTERS["round"](value, precision, method)
+
+
+def _slow(name: str) -> Callable[[Any], Any]:
+    """Jinja2's filter of this name, for texts that are not long."""
+    plain = FILTERS[name]
+
+    def bounded(value: Any) -> Any:
+        size = _size(value)
+        _spend(size)
+        if size > MAX_SLOW:
+            raise TemplateLimit(f"the filter {name} on {size} characters (at most {MAX_SLOW})")
+        return plain(value)
+
+    return bounded
+
+
+def _filter_trim(value: Any, chars: Any = None) -> str:
+    text = _text(value)
+    _check_strip(text, chars)
+    return text.strip(chars)
+
+
+def _check_strip(text: str, chars: Any = None) -> None:
+    """Python looks each character up in a text, from its beginning."""
+    if isinstance(chars, str) and len(chars) > MAX_STRIPPED:
+        raise TemplateLimit(f"{len(chars)} characters to strip (at most {MAX_STRIPPED})")
 
 
 @jinja2.pass_environment
 def _filter_sum(environment: jinja2.Environment, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
     total = start
-    for number in iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable):
+    numbers = iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable)
+    for number in _ticking(numbers):
         if not isinstance(number, (int, float)) or not isinstance(total, (int, float)):
             raise jinja2.TemplateRuntimeError("sum takes numbers only")
         total = total + number
@@ -254,10 +386,15 @@ def _filter_tojson(
     sort_keys: bool = False,
 ) -> str:
     """As `transformers` has it: plain JSON, where Jinja2's own filter would escape HTML characters."""
-    if indent is not None and (indent if isinstance(indent, int) else len(indent)) > 64:
-        raise TemplateLimit("an indentation of more than 64")
-    # Every element may stand on its own line, indented as deep as it is nested: at most some 70 levels here.
-    _spend(_size(value) * (1 if indent is None else 8))
+    width = 0 if indent is None else indent if isinstance(indent, int) else len(indent)
+    if width > 64 or any(len(separator) > 64 for separator in separators or ()):
+        raise TemplateLimit("an indentation or separators of more than 64 characters")
+    if isinstance(value, str):
+        _spend(6 * len(value))
+    else:
+        size, elements, depth = _weigh(value)
+        # Every element may stand on its own line, indented as deep as it is nested.
+        _spend(size + elements * (width * depth + sum(map(len, separators or ()))))
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -319,15 +456,20 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters = {name: function for name, function in FILTERS.items() if name in _FILTERS}
         self.filters.update(
+            **{name: _counted(name) for name in _COUNTED},
+            **{name: _slow(name) for name in ("striptags", "title", "urlencode", "wordcount")},
             format=_filter_format,
             groupby=_bounded_sort("groupby"),
             indent=_filter_indent,
             join=_filter_join,
+            list=_filter_list,
             replace=_filter_replace,
+            round=_filter_round,
             sort=_bounded_sort("sort"),
             string=_text,
             sum=_filter_sum,
             tojson=_filter_tojson,
+            trim=_filter_trim,
         )
         del self.globals["lipsum"]
         self.globals.update(
@@ -351,6 +493,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         _spend(amount)
         return ""
 
+    def made(self, container: Any) -> Any:
+        return _check_container(container)
+
     def joined(self, *values: Any) -> str:
         _spend(sum(map(_size, values)))
         return "".join(map(str, values))
@@ -359,7 +504,14 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _CHECKS[operator](left, right)
-        return super().call_binop(context, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        budget = _budget.get()
+        if budget is not None and operator == "+" and isinstance(result, (list, tuple)):
+            # Lists that grow by one are not weighed from the beginning each time.
+            first, second = _weigh(left), _weigh(right)
+            size, elements = first.size + second.size, first.elements + second.elements
+            budget.known[id(result)] = result, _Weight(size, elements, max(first.depth, second.depth))
+        return result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
@@ -391,16 +543,23 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
                 # Compiled templates pass their variables along (`_loop_vars`, `_block_vars`).
                 own = {key: value for key, value in kwargs.items() if not key.startswith("_")}
                 _check_replace(owner, *args, **own)
+            elif name in ("strip", "lstrip", "rstrip"):
+                _check_strip(owner, *args)
+                _spend(len(owner))
             elif name == "join" and args:
-                args = (list(args[0]),)
+                args = (list(_ticking(args[0])),)
                 _spend(sum(map(_size, args[0])) + len(owner) * len(args[0]))
             else:
                 _spend(len(owner))
-        return super().call(__context, __obj, *args, **kwargs)
+        elif isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
+            _weigh([args, kwargs])  # which it sees as containers
+        result = super().call(__context, __obj, *args, **kwargs)
+        return _check_container(result) if isinstance(result, dict) else result
 
 
 def _count_work(tree: nodes.Template) -> None:
-    """Put a count at the start of every loop turn and macro call, and in place of every concatenation (`~`).
+    """Put a count at the start of every loop turn and macro call, in place of every concatenation (`~`), and around
+    every container.
 
     A turn costs what its literal text has in characters, as that text is printed without passing `finalize`.
     """
@@ -409,24 +568,31 @@ def _count_work(tree: nodes.Template) -> None:
             assert isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock))
             text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
             node.body.insert(0, nodes.ExprStmt(_environment_call("tick", [nodes.Const(text)])))
-    _replace_concatenations(tree)
+    _replace(tree)
     assert tree.environment is not None
     tree.set_environment(tree.environment)
 
 
-def _replace_concatenations(node: nodes.Node) -> None:
+def _replace(node: nodes.Node) -> None:
     for field, value in node.iter_fields():
         if isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, nodes.Node):
-                    value[index] = _without_concatenation(item)
+                    value[index] = _replaced(item)
         elif isinstance(value, nodes.Node):
-            setattr(node, field, _without_concatenation(value))
+            setattr(node, field, _replaced(value))
 
 
-def _without_concatenation(node: nodes.Node) -> nodes.Node:
-    _replace_concatenations(node)
-    return _environment_call("joined", node.nodes) if isinstance(node, nodes.Concat) else node
+def _replaced(node: nodes.Node) -> nodes.Node:
+    """The node, or a call that does what it would, counted."""
+    _replace(node)
+    if isinstance(node, nodes.Concat):
+        return _environment_call("joined", node.nodes)
+    # A tuple may also be what a loop assigns to.
+    is_value = isinstance(node, (nodes.Dict, nodes.List)) or (
+        isinstance(node, nodes.Tuple) and node.ctx == "load"
+    )
+    return _environment_call("made", [node]) if is_value else node
 
 
 def _environment_call(name: str, arguments: list[Any]) -> nodes.Call:
