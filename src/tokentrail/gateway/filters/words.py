@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, Folder, fold, is_wide, skeleton_of
 from tokentrail.gateway.filters.spans import Span, Window
 from tokentrail.gateway.libraries import library
@@ -242,10 +244,13 @@ def _spaced(text: str, around: int = 0) -> str:
     odd = " ".join(word for word in _odd_words(text, around) if _ODD.search(word) is not None)
     if not odd:
         return forms[0]
-    for form in dict.fromkeys((odd, _OUTER_DIGITS.sub(" ", odd), _DIGITS.sub(" ", odd))):
+    digits = _DIGITS.search(odd) is not None
+    signs = any(sign in odd for sign in SIGNS)
+    for form in (odd, _OUTER_DIGITS.sub(" ", odd), _DIGITS.sub(" ", odd)) if digits else (odd,):
         forms += [folder(form) for folder in _ODD_FOLDERS[False]]
-        for inner in dict.fromkeys((_OUTER_SIGN.sub(" ", form), _CLOSING.sub(" ", form))):
-            forms += [folder(inner) for folder in _ODD_FOLDERS[True]]
+        if signs:
+            for inner in (_OUTER_SIGN.sub(" ", form), _CLOSING.sub(" ", form)):
+                forms += [folder(inner) for folder in _ODD_FOLDERS[True]]
     return " ".join(dict.fromkeys(forms))
 
 
@@ -280,10 +285,19 @@ class _Automaton:
     def find(self, form: str) -> Iterator[str]:
         for number, _, _ in self._plain.find_matches_as_indexes(form, overlapping=True):
             yield from self.words[number]
-        if _RUN.search(form) is not None:
+        if _has_run(form):
             form = _RUNS.sub(r"\1", form)
             for number, _, _ in self._collapsed.find_matches_as_indexes(form, overlapping=True):
                 yield from self._collapsed_words[number]
+
+
+def _has_run(form: str) -> bool:
+    """Whether a letter stands three times in a row."""
+    if not form.isascii():
+        return _RUN.search(form) is not None
+    letters = np.frombuffer(form.encode(), np.uint8)
+    same = letters[1:] == letters[:-1]
+    return bool((same[1:] & same[:-1] & (letters[2:] != ord(" "))).any())
 
 
 class _Prefixes:
