@@ -286,13 +286,18 @@ async def test_64_clients_a_third_hanging_up_and_too_few_blocks(server: RealServ
         assert after["tokentrail_kv_cache_blocks_used"] == 0
         aborted = 'tokentrail_requests_total{outcome="abort"}'
         assert after[aborted] - before[aborted] == sum(c.hang_up_after is not None for c in cases)
-        # Each that stayed, alone: with its text and log-probabilities to the last bit.
+        # Each that stayed, once more: every third alone, the others in little company. With its text and
+        # log-probabilities to the last bit.
         stayed = [case for case in cases if case.hang_up_after is None]
-        for number, case in enumerate(stayed):
-            alone = await run(client, Case(case.body), stream=bool(number % 2))
-            assert alone.result == case.result
-            assert case.finish == "length"
-            assert len(case.logprobs[0]) == case.body["max_tokens"]
+        alone = stayed[::3]
+        others = [case for number, case in enumerate(stayed) if number % 3]
+        for group in ([case] for case in alone), (others[at : at + 7] for at in range(0, len(others), 7)):
+            for number, together in enumerate(group):
+                again = [run(client, Case(case.body), stream=bool(number % 2)) for case in together]
+                for case, repeated in zip(together, await asyncio.gather(*again), strict=True):
+                    assert repeated.result == case.result
+                    assert case.finish == "length"
+                    assert len(case.logprobs[0]) == case.body["max_tokens"]
     assert wait_until_idle(server)["tokentrail_kv_cache_blocks_used"] == 0
 
 
