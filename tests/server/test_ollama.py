@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
+from tokentrail.answer.parsing import Formats
 from tokentrail.answer.parts import TextParts
 from tokentrail.protocol import Overloaded, TokentrailError
 from tokentrail.text import Infill
@@ -210,6 +211,27 @@ def test_thoughts(make_server: MakeServer, text_parts: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="'demo' does not support thinking") as caught:
         client.chat(MODEL, MESSAGES, think=True)
     assert caught.value.status_code == 400
+
+
+def test_thoughts_of_a_model_that_thinks(text_parts: TextParts) -> None:
+    parts = dataclasses.replace(text_parts, formats=Formats.of(None, reasoning_parser="think"))
+    tokens = [*parts.tokenizer.encode("<think>\n想一想🦊\n</think>\n\n好"), 2]
+    server = ScriptedServer(parts, {}, {"script": lambda request: tokens}, True)
+    try:
+        client = ollama.Client(server.url)
+        assert "thinking" in (client.show(MODEL).capabilities or ())
+        for think in (None, True, "low", False):
+            whole = client.chat(MODEL, MESSAGES, think=think).message  # type: ignore[arg-type]
+            assert (whole.thinking, whole.content) == ("想一想🦊", "好")
+        streamed = [part.message for part in client.chat(MODEL, MESSAGES, think=True, stream=True)]
+        assert "".join(part.thinking or "" for part in streamed) == "想一想🦊"
+        assert "".join(part.content or "" for part in streamed) == "好"
+        generated = client.generate(MODEL, "Hi", think=True)
+        assert (generated.thinking, generated.response) == ("想一想🦊", "好")
+        # And back.
+        client.chat(MODEL, [*MESSAGES, whole, {"role": "user", "content": "And?"}])
+    finally:
+        server.close()
 
 
 def test_an_answer_that_was_begun_is_gone_on_with(client: ollama.Client, server: ScriptedServer) -> None:
