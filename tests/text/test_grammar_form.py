@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -140,14 +141,80 @@ def test_what_other_formats_write(monkeypatch: pytest.MonkeyPatch, name: str) ->
     form = FORMATS[name].grammar(TOOLS, several=True)
     assert form is not None
     tool = '"add"' if form.quoted else "add"
-    call = f"{form.before}{tool}{form.middle}{ADD}{form.after}"
+    written = ADD
+    if form.members is not None:
+        written = "".join(
+            f"{form.members.before}{key}{form.members.middle}{value}{form.members.after}"
+            for key, value in json.loads(ADD).items()
+        )
+    call = f"{form.before}{tool}{':7' * form.numbered}{form.middle}{written}{form.after}"
     matcher = follower.matcher(None, Calls(FORMATS[name], TOOLS, required=True), None)
     for calls in ([call], [call, call]):
         text = form.begin + form.between.join(calls) + form.end
         assert follower.follows(matcher, text)
         parser = FORMATS[name].parser(TOOLS)
         events = [*parser.push(text), *parser.flush()]
-        assert events == [CallStart("add"), Arguments(ADD)] * len(calls)
+        assert events[::2] == [CallStart("add")] * len(calls)
+        assert [json.loads(event.text) for event in events[1::2]] == [json.loads(ADD)] * len(calls)
+
+
+def test_arguments_written_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where"},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "days": {"type": "array", "items": {"type": "integer", "minimum": 1}},
+        },
+        "required": ["city", "days"],
+    }
+    tools = [Tool("f", parameters)]
+    for name in ("glm45", "qwen3_coder", "seed_oss"):
+        for marks in ((), FORMATS[name].markers):
+            follower = Follower(monkeypatch, *marks)
+            form = FORMATS[name].grammar(tools, several=True)
+            assert form is not None
+            members = form.members
+            assert members is not None
+
+            def call(form: Any = form, members: Any = members, **arguments: str) -> str:
+                written = [
+                    members.before + k + members.middle + v + members.after for k, v in arguments.items()
+                ]
+                return f"{form.before}f{form.middle}{''.join(written)}{form.after}"
+
+            matcher = follower.matcher(None, Calls(FORMATS[name], tools, required=True), None)
+            for arguments in (
+                {"city": "北京 🏙️\n<b>", "days": "[1,2]"},
+                {"city": "Ulm", "unit": "C", "days": "[7]"},
+                {"city": "", "days": "[]"},
+            ):
+                text = call(**arguments)
+                assert follower.follows(matcher, text), (name, text)
+                parser = FORMATS[name].parser(tools)
+                events = [*parser.push(text), *parser.flush()]
+                assert json.loads("".join(e.text for e in events if isinstance(e, Arguments))) == {
+                    **arguments,
+                    "days": json.loads(arguments["days"]),
+                }
+            for arguments in (
+                {"city": "Ulm"},
+                {"days": "[1]", "city": "Ulm"},
+                {"city": "Ulm", "unit": "K", "days": "[1]"},
+                {"city": "Ulm", "days": "[0]"},
+                {"city": "Ulm", "days": "1"},
+            ):
+                assert not follower.follows(matcher, call(**arguments)), (name, arguments)
+    # What a text alone cannot be held to is left to JSON.
+    for schema in (
+        {"type": "string", "pattern": "a+"},
+        {"type": "string", "maxLength": 3},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {},
+    ):
+        tool = Tool("f", {"type": "object", "properties": {"a": schema}})
+        assert FORMATS["glm45"].grammar([tool], several=True) is None
+    assert FORMATS["glm45"].grammar([Tool("f", {"$ref": "#/$defs/x"})], several=True) is None
 
 
 def test_strict_tools_hold_a_call_once_it_begins(follower: Follower) -> None:

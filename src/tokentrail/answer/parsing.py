@@ -87,8 +87,9 @@ def format_for(options: ChatOptions, formats: Formats) -> ToolFormat:
     """The format that this answer's calls have."""
     own = formats.tools or FORMATS["hermes"]
     required = options.tool_choice not in ("auto", "none")
-    # What has to be calls can be held to JSON only.
-    return FORMATS["json"] if required and own.grammar((), several=True) is None else own
+    if required and own.grammar(tools_of(options), several=True) is None:
+        return FORMATS["json"]  # what has to be calls, and cannot be held to its schema otherwise
+    return own
 
 
 class AnswerParser:

@@ -12,7 +12,8 @@ from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.text.grammar.marks import literal
 from tokentrail.text.grammar.source import check, source_of, sources_of
 from tokentrail.text.reasoning import ReasoningFormat
-from tokentrail.text.tool_calls import Tool, ToolFormat, ToolGrammar
+from tokentrail.text.tool_calls import MemberGrammar, Tool, ToolFormat, ToolGrammar
+from tokentrail.text.tool_calls.parameters import members_of
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _MOST_CALLS = 32
@@ -87,10 +88,12 @@ class _Rules:
 
     def _text(self) -> str:
         """Any text. Marks are tokens, so it has none."""
-        line = "TEXT: /(?s:.*)/\n"
+        self._add("TEXT: /(?s:.*)/\n")
+        return "TEXT"
+
+    def _add(self, line: str) -> None:
         if line not in self.lines:
             self.lines.append(line)
-        return "TEXT"
 
     def anything(self) -> str:
         return f"({self._text()} | <[*]>)*"
@@ -151,6 +154,16 @@ class _Rules:
         return f"({trigger} ({' | '.join(names)}))* {self._text()}"
 
     def _call(self, number: int, tool: Tool, form: ToolGrammar, before: str, *, strict: bool) -> str:
+        name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
+        head, after = literal(before + name, self._marks), literal(form.after, self._marks)
+        if form.numbered:
+            self._add("NUMBER: /[0-9]{1,3}/\n")
+            head += ' ":" NUMBER'
+        head += " " + literal(form.middle, self._marks)
+        if form.members is not None:
+            arguments = self._members(number, tool, form.members)
+            self.lines.append(f"call_{number}: {head} {arguments} {after}\n")
+            return f"call_{number}"
         wanted = tool.parameters if strict and tool.parameters else _ANY_OBJECT
         field = f"tools[{number}].function.parameters"
         source = source_of(StructuredOutputsParams(json=wanted, field=field))
@@ -158,9 +171,28 @@ class _Rules:
         schema = source["json_schema"]
         # Arguments are an object, whatever else the schema says of them.
         schema.setdefault("type", "object")
-        name = json.dumps(tool.name, ensure_ascii=False) if form.quoted else tool.name
-        head = literal(before + name + form.middle, self._marks)
-        self.lines.append(
-            f"call_{number}: {head} %json {json.dumps(schema)} {literal(form.after, self._marks)}\n"
-        )
+        self.lines.append(f"call_{number}: {head} %json {json.dumps(schema)} {after}\n")
         return f"call_{number}"
+
+    def _members(self, number: int, tool: Tool, form: MemberGrammar) -> str:
+        """Arguments one by one, in the schema's order."""
+        pieces = []
+        for at, member in enumerate(members_of(tool.parameters) or ()):
+            head = literal(form.before + member.name + form.middle, self._marks)
+            if member.schema is not None:
+                field = f"tools[{number}].function.parameters"
+                source = source_of(StructuredOutputsParams(json=member.schema, field=field))
+                check(json.dumps({"grammars": [{"name": "argument", **source}]}), field)
+                value = f"%json {json.dumps(source['json_schema'])} {literal(form.after, self._marks)}"
+            elif member.texts:
+                texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in member.texts)
+                value = f"({texts}) {literal(form.after, self._marks)}"
+            elif any(form.after.startswith(mark) for mark in self._marks):
+                value = f"{self._text()} {literal(form.after, self._marks)}"
+            else:
+                pattern = re.escape(form.after).replace("/", r"\/").replace("\\\n", r"\n")
+                name = f"value_{number}_{at}"
+                self.lines.append(f"{name}[lazy]: /(?s:.*){pattern}/\n")
+                value = name
+            pieces.append(f"{head} {value}" if member.required else f"({head} {value})?")
+        return " ".join(pieces)

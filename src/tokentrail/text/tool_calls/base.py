@@ -93,10 +93,21 @@ class ToolFormat(ABC):
 
 
 @dataclass(frozen=True)
+class MemberGrammar:
+    """Arguments that are written one by one: `before`, the name, `middle`, the value, `after`. Texts stand as they are,
+    other values are JSON.
+    """
+
+    before: str
+    middle: str
+    after: str
+
+
+@dataclass(frozen=True)
 class ToolGrammar:
     """The pieces that a call consists of: `begin`, then calls with `between` between them, then `end`.
 
-    A call is `before`, the name, `middle`, arguments in JSON, `after`.
+    A call is `before`, the name, `middle`, arguments in JSON (or one by one), `after`.
     """
 
     before: str
@@ -107,6 +118,10 @@ class ToolGrammar:
     end: str = ""
     quoted: bool = True
     """The name is a JSON string."""
+    numbered: bool = False
+    """A colon and a number stand behind the name."""
+    members: MemberGrammar | None = None
+    """How arguments are written one by one; None: as one JSON object."""
     trigger: str = ""
     """What only a call begins with: where the model is free to call or not, arguments are constrained from here on."""
 

@@ -36,8 +36,17 @@ class DeepSeekFormat(ToolFormat):
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return DeepSeekParser()
 
-    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
-        return None
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar:
+        if self._fenced:
+            before, middle, after, between = (
+                f"{_CALL}function{_SEP}",
+                "\n```json\n",
+                f"\n```{_CALL_END}",
+                "\n",
+            )
+        else:
+            before, middle, after, between = _CALL, _SEP, _CALL_END, ""
+        return ToolGrammar(before, middle, after, begin=_ALL, between=between, end=_ALL_END, quoted=False)
 
 
 class DeepSeek31Format(DeepSeekFormat):
@@ -61,6 +70,12 @@ class KimiFormat(ToolFormat):
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return DeepSeekParser(self.markers)
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar:
+        begin, call, arguments, call_end, end = self.markers
+        return ToolGrammar(
+            f"{call}functions.", arguments, call_end, begin=begin, end=end, quoted=False, numbered=True
+        )
 
 
 class DeepSeekParser(ToolParser):

@@ -4,7 +4,60 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from dataclasses import dataclass
 from typing import Any
+
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+"""Keywords that allow and forbid nothing."""
+_OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties", "$schema"}
+_NAME = re.compile(r"[\w.-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """An argument that can be written alone."""
+
+    name: str
+    required: bool
+    texts: tuple[str, ...] = ()
+    """The texts that it may be; none: it is any text, or no text at all."""
+    schema: dict[str, Any] | None = None
+    """Of a value that is JSON; None: it is a text."""
+
+
+def members_of(parameters: dict[str, Any]) -> list[Member] | None:
+    """The arguments of a function, each with its own schema. None: the schema says more than that, or of texts what
+    only JSON's grammar can be held to.
+    """
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    if set(parameters) - _OBJECT or parameters.get("type", "object") != "object":
+        return None
+    if (
+        not isinstance(properties, dict)
+        or not isinstance(required, list)
+        or not set(required) <= set(properties)
+    ):
+        return None
+    members = []
+    for name, schema in properties.items():
+        if not _NAME.fullmatch(name) or not isinstance(schema, dict):
+            return None
+        kinds, needed = _kinds(schema), name in required
+        if kinds == {"string"}:
+            texts = schema.get("enum", [])
+            if set(schema) - _NOTES - {"type", "enum"} or not all(_plain(text) for text in texts):
+                return None
+            members.append(Member(name, needed, tuple(texts)))
+        elif not kinds or "string" in kinds or "$ref" in json.dumps(schema):
+            return None
+        else:
+            members.append(Member(name, needed, schema=schema))
+    return members
+
+
+def _plain(text: Any) -> bool:
+    return isinstance(text, str) and bool(text) and "\n" not in text and "<" not in text
 
 
 def typed(text: str, schema: Any) -> Any:

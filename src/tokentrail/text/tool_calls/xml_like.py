@@ -10,13 +10,15 @@ from tokentrail.text.tool_calls.base import (
     Arguments,
     CallStart,
     Event,
+    MemberGrammar,
     Text,
     Tool,
     ToolFormat,
+    ToolGrammar,
     ToolParser,
     merged,
 )
-from tokentrail.text.tool_calls.parameters import ObjectWriter, typed
+from tokentrail.text.tool_calls.parameters import ObjectWriter, members_of, typed
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -30,6 +32,12 @@ class GlmFormat(ToolFormat):
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return _GlmParser(tools)
 
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        members = MemberGrammar("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+        return _by_members(
+            tools, ToolGrammar(_BEGIN, "\n", _END, between="\n", quoted=False, members=members)
+        )
+
 
 class QwenCoderFormat(ToolFormat):
     """`<tool_call><function=name><parameter=key>…</parameter></function></tool_call>`."""
@@ -40,6 +48,9 @@ class QwenCoderFormat(ToolFormat):
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return _QwenCoderParser(tools)
 
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        return _function_grammar(tools, _BEGIN, _END)
+
 
 class SeedFormat(ToolFormat):
     """Seed-OSS: the same between marks of its own."""
@@ -49,6 +60,28 @@ class SeedFormat(ToolFormat):
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return _SeedParser(tools)
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        return _function_grammar(tools, *self.markers)
+
+
+def _function_grammar(tools: Sequence[Tool], begin: str, end: str) -> ToolGrammar | None:
+    return _by_members(
+        tools,
+        ToolGrammar(
+            f"{begin}\n<function=",
+            ">\n",
+            f"</function>\n{end}",
+            between="\n",
+            quoted=False,
+            members=MemberGrammar("<parameter=", ">\n", "\n</parameter>\n"),
+        ),
+    )
+
+
+def _by_members(tools: Sequence[Tool], grammar: ToolGrammar) -> ToolGrammar | None:
+    """None where some arguments cannot be written one by one and still be held to their schemas."""
+    return grammar if all(members_of(tool.parameters) is not None for tool in tools) else None
 
 
 class _XmlLikeParser(ToolParser):
