@@ -57,8 +57,9 @@ def _program(
         print(context.get_help())
 
 
-def _fail(text: str, code: int) -> NoReturn:
-    first, *others = text.splitlines() or [""]
+def _fail(text: str, code: int, *, lines: bool = False) -> NoReturn:
+    """`lines`: the text may have several."""
+    first, *others = (text.splitlines() if lines else []) or [text]
     print("\n".join((f"tokentrail: error: {' '.join(first.split())}", *others)), file=sys.stderr)
     sys.exit(code)
 
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         result = app(args=arguments, prog_name="tokentrail", standalone_mode=False)
         sys.stdout.flush()
     except TokentrailError as error:
-        _fail(str(error), 1)
+        _fail(str(error), 1, lines=error.lines)
     except BrokenPipeError:
         # The reader of our output has gone (| head). Keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,8 @@ class TokentrailError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = None
+    lines: bool = False
+    """Whether each line of the message stands for itself; others are told in one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -21,6 +21,8 @@ _Path = tuple[int | str, ...]
 class ConfigError(TokentrailError):
     """A deployment file that cannot be used: each mistake on its own line, as `file:line: setting: what is wrong`."""
 
+    lines = True
+
 
 def load(path: str | Path) -> Deployment:
     """Read and check a file. Raises `ConfigError`."""
