@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import math
 from pathlib import Path
@@ -282,3 +283,16 @@ def test_demo_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelFileError, match=r"pip install 'tokentrail\[demo\]'"):
         demo_model_path()
+
+
+def test_paths_that_the_system_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a name too long nor a folder without permission is an error of another kind."""
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        open_checkpoint("a" * 5000)
+
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    with pytest.raises(ModelFileError, match=r"model: cannot be read \(Permission denied\)\. Check"):
+        open_checkpoint(tmp_path / "model")

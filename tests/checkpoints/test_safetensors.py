@@ -208,7 +208,19 @@ def test_missing_shards_and_tensors_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/etc/passwd", "x.bin", 5, None, "..", "a\0b.safetensors"]
+    "name",
+    [
+        "x\x1b[1m.safetensors",
+        "x\0.safetensors",
+        "y" * 300 + ".safetensors",
+        "../x.safetensors",
+        "/etc/passwd",
+        "x.bin",
+        5,
+        None,
+        "..",
+        "a\0b.safetensors",
+    ],
 )
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path, name: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))

@@ -229,3 +229,20 @@ def test_names_of_hubs(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENTRAIL_HUB", "github")
     with pytest.raises(InvalidRequest, match="TOKENTRAIL_HUB=github"):
         find_model("org/Tiny")
+
+
+@pytest.mark.parametrize(
+    "model", ["~nobody-of-this-name/model", "a" * 5000, "a/" + "b" * 300, "a\0b", "~" * 300]
+)
+def test_names_that_are_none_are_paths(model: str) -> None:
+    found = find_model(model)
+    assert found.name is None
+    with pytest.raises(ModelFileError) as caught:
+        open_checkpoint(found.path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("revision", ["", "a" * 300, "main\nx"])
+def test_revisions_that_are_none(revision: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^--revision must be a branch"):
+        find_model("org/name", revision=revision)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.checkpoints.errors import file_error, quoted
+from tokentrail.checkpoints.errors import file_error, quoted, readable
 from tokentrail.checkpoints.hf_architectures import ARCHITECTURES, HFArchitecture, text_values
 from tokentrail.checkpoints.hf_tensors import Cut, cuts_of
 from tokentrail.checkpoints.json_file import read_bytes, read_json
@@ -72,6 +72,11 @@ class LoraAdapter:
 
 def read_lora(name: str, folder: Path, base: Checkpoint) -> LoraAdapter:
     """Open an adapter for `base`. Raises `ModelFileError`: one line naming the file, the problem and the remedy."""
+    with readable(folder):
+        return _read_lora(name, folder, base)
+
+
+def _read_lora(name: str, folder: Path, base: Checkpoint) -> LoraAdapter:
     path = folder / CONFIG
     if not folder.is_dir() or not path.is_file():
         raise file_error(folder, f"is no folder with {CONFIG}", "Give the folder of a PEFT adapter.")

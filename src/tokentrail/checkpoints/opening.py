@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted
+from tokentrail.checkpoints.errors import CONVERT_AGAIN, file_error, quoted, readable
 from tokentrail.checkpoints.fused import cut_fused
 from tokentrail.checkpoints.gguf import GGUFFile
 from tokentrail.checkpoints.gguf_architectures import (
@@ -46,11 +46,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises `ModelFileError`, one line naming the file, the problem and the remedy.
     """
     path = Path(path)
-    if path.is_dir():
-        return _from_folder(path)
-    if path.name in _FOLDER_FILES and path.is_file():
-        return _from_folder(path.parent)
-    return _from_gguf(read_gguf_parts(path))
+    with readable(path):
+        if path.is_dir():
+            return _from_folder(path)
+        if path.name in _FOLDER_FILES and path.is_file():
+            return _from_folder(path.parent)
+        return _from_gguf(read_gguf_parts(path))
 
 
 def model_name(path: Path) -> str:

@@ -218,7 +218,8 @@ def _indexed(folder: Path, index: Path) -> tuple[dict[str, StoredTensor], list[S
     if not isinstance(where, dict) or not where:
         raise file_error(index, "has no weight_map", DOWNLOAD_AGAIN)
     for name in where.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        plain = isinstance(name, str) and name.isprintable() and len(name) < 256
+        if not plain or Path(name).name != name or not name.endswith(".safetensors"):
             problem = f"names {quoted(str(name))}, which is not a .safetensors file of this folder"
             raise file_error(index, problem, DOWNLOAD_AGAIN)
     names = sorted(set(where.values()))

@@ -41,6 +41,10 @@ class FoundModel:
     """What it was asked for by, on a hub; None: it was a path."""
 
 
+_LONGEST = 200
+"""Characters of a repository's name, or of a revision; hubs have at most half as many."""
+
+
 def find_model(
     model: str,
     *,
@@ -57,7 +61,11 @@ def find_model(
     """
     if not model.strip():
         raise InvalidRequest("The model's name is empty. Give a path, or a name on a hub.", param="model")
-    path = Path(model).expanduser()
+    if revision is not None and not (revision.isprintable() and 0 < len(revision) <= _LONGEST):
+        raise InvalidRequest(
+            f"--revision must be a branch, a tag or a commit, not {revision[:80]!r}.", param="revision"
+        )
+    path = _expanded(model)
     if os.path.lexists(path):
         if revision is not None:
             raise InvalidRequest(
@@ -68,6 +76,7 @@ def find_model(
     repository, separator, selector = _SITES.sub("", model, count=1).rstrip("/").partition(":")
     if (
         not _NAME.fullmatch(repository)
+        or len(repository) > _LONGEST
         or repository.lower().endswith(".gguf")
         or (separator and not selector)
     ):
@@ -76,6 +85,14 @@ def find_model(
     if progress is None:
         progress = sys.stderr.isatty()
     return _on_hub(source, repository, revision, selector or None, model, progress, tell)
+
+
+def _expanded(model: str) -> Path:
+    path = Path(model)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~somebody whom this machine does not know
+        return path
 
 
 def _hub(name: str | None) -> Hub:
