@@ -93,6 +93,46 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', "", [("f", {"a": "[TOOL_CALLS]"})]),
     (
+        "granite",
+        'Look. <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]',
+        "Look.",
+        [PARIS, NOW],
+    ),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', "", [NOW]),
+    (
+        "granite",
+        "No list: <|tool_call|>none<|/tool_call|> so",
+        "No list:<|tool_call|>none<|/tool_call|> so",
+        [],
+    ),
+    ("granite", "<|tool_call|>[]", "", []),
+    (
+        "command_r",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": "<|END_ACTION|>"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [("f", {"a": "<|END_ACTION|>"}), NOW],
+    ),
+    (
+        "internlm",
+        'Well.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>\n',
+        "Well.",
+        [PARIS],
+    ),
+    (
+        "minimax_m2",
+        'Well.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>\n',
+        "Well.",
+        [("get_weather", {"city": "Paris", "days": 3}), NOW],
+    ),
+    (
+        "minimax_m2",
+        "<minimax:tool_call>none</minimax:tool_call>",
+        "<minimax:tool_call>none</minimax:tool_call>",
+        [],
+    ),
+    (
         "deepseek_v31",
         '{all}{call}f{sep}{{"a": "{done}"}}{done}{end}'.format(**DS),
         "",

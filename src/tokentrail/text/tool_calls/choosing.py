@@ -5,13 +5,14 @@ from __future__ import annotations
 from tokentrail.protocol import InvalidRequest
 from tokentrail.text.tool_calls.base import ToolFormat
 from tokentrail.text.tool_calls.deepseek import DeepSeek31Format, DeepSeekFormat, KimiFormat
-from tokentrail.text.tool_calls.enclosed import HermesFormat
+from tokentrail.text.tool_calls.enclosed import HermesFormat, InternLMFormat
 from tokentrail.text.tool_calls.gemma import Gemma4Format, GemmaFormat
 from tokentrail.text.tool_calls.harmony import HarmonyFormat
+from tokentrail.text.tool_calls.listed import CommandFormat, GraniteFormat
 from tokentrail.text.tool_calls.llama import JsonListFormat, Llama3JsonFormat
 from tokentrail.text.tool_calls.mistral import MistralFormat
 from tokentrail.text.tool_calls.pythonic import PythonicFormat
-from tokentrail.text.tool_calls.xml_like import GlmFormat, QwenCoderFormat, SeedFormat
+from tokentrail.text.tool_calls.xml_like import GlmFormat, MiniMaxFormat, QwenCoderFormat, SeedFormat
 
 FORMATS: dict[str, ToolFormat] = {
     one.name: one
@@ -22,6 +23,10 @@ FORMATS: dict[str, ToolFormat] = {
         GlmFormat(),
         QwenCoderFormat(),
         SeedFormat(),
+        MiniMaxFormat(),
+        GraniteFormat(),
+        CommandFormat(),
+        InternLMFormat(),
         DeepSeekFormat(),
         DeepSeek31Format(),
         GemmaFormat(),
@@ -46,6 +51,8 @@ ALIASES = {
     "deepseek": "deepseek_v3",
     "deepseek_v3_1": "deepseek_v31",
     "gemma": "functiongemma",
+    "phi4_mini": "granite",
+    "command": "command_r",
     "harmony": "openai",
     "gpt_oss": "openai",
 }
@@ -55,6 +62,10 @@ ALIASES = {
 _SIGNS = (
     ("<|channel|>analysis<|message|>", "openai"),
     ("<seed:tool_call>", "seed_oss"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<|START_ACTION|>", "command_r"),
+    ("<|action_start|>", "internlm"),
+    ("<|tool_call|>", "granite"),
     ("<parameter=", "qwen3_coder"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|tool_list_start|>", "pythonic"),

@@ -30,6 +30,20 @@ class HermesFormat(ToolFormat):
         )
 
 
+class InternLMFormat(ToolFormat):
+    """`<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>`, as InternLM 2.5 and 3."""
+
+    name = "internlm"
+    markers = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+    begin, end = "<|action_start|><|plugin|>", "<|action_end|>"
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return EnclosedParser(self.begin, self.end)
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar:
+        return ToolGrammar(f'{self.begin}\n{{"name": ', ', "parameters": ', f"}}{self.end}", between="\n")
+
+
 class EnclosedParser(ToolParser):
     """Text outside the marks stays text, but for the space around calls."""
 

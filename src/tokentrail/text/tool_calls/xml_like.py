@@ -65,6 +65,34 @@ class SeedFormat(ToolFormat):
         return _function_grammar(tools, *self.markers)
 
 
+class MiniMaxFormat(ToolFormat):
+    """MiniMax M2: `<minimax:tool_call><invoke name="…"><parameter name="…">…</parameter></invoke></minimax:tool_call>`,
+    with one `invoke` a call.
+    """
+
+    name = "minimax_m2"
+    markers = ("<minimax:tool_call>", "</minimax:tool_call>")
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return _MiniMaxParser(tools)
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        begin, end = self.markers
+        members = MemberGrammar('<parameter name="', '">', "</parameter>\n")
+        return _by_members(
+            tools,
+            ToolGrammar(
+                '<invoke name="',
+                '">\n',
+                "</invoke>\n",
+                begin=f"{begin}\n",
+                end=end,
+                quoted=False,
+                members=members,
+            ),
+        )
+
+
 def _function_grammar(tools: Sequence[Tool], begin: str, end: str) -> ToolGrammar | None:
     return _by_members(
         tools,
@@ -89,6 +117,8 @@ class _XmlLikeParser(ToolParser):
 
     INSIDE: tuple[str, ...]
     BEGIN, END = _BEGIN, _END
+    NEXT = ""
+    """What ends one of several calls between the marks."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas: dict[str, Any] = {tool.name: tool.parameters for tool in tools}
@@ -103,6 +133,8 @@ class _XmlLikeParser(ToolParser):
         self._content = ""
         self._properties: dict[str, Any] = {}
         self._named = False
+        self._several = False
+        """Calls between these marks have ended before."""
         self._writer = ObjectWriter()
 
     def push(self, text: str) -> list[Event]:
@@ -111,7 +143,7 @@ class _XmlLikeParser(ToolParser):
 
     def flush(self) -> list[Event]:
         events = self._read(final=True)
-        if self._in_call and not self._named:
+        if self._in_call and not self._named and not self._several:
             events.append(Text(self.BEGIN + self._raw))
         elif not self._after_call:
             events.append(Text(self._space))
@@ -136,7 +168,13 @@ class _XmlLikeParser(ToolParser):
             events += self._ended(self._mark, self._content)
             self._raw += found
             self._mark, self._content = found, ""
-            if found == self.END:
+            if found == self.NEXT and self._named:
+                events.append(Arguments(self._writer.end()))
+                self._after_call, self._several = True, True
+                self._named, self._writer = False, ObjectWriter()
+            elif found == self.END and self._several and not self._named:
+                self._in_call = self._several = False
+            elif found == self.END:
                 if self._named:
                     events.append(Arguments(self._writer.end()))
                     self._after_call = True
@@ -204,3 +242,20 @@ class _QwenCoderParser(_XmlLikeParser):
 
 class _SeedParser(_QwenCoderParser):
     BEGIN, END = SeedFormat.markers
+
+
+class _MiniMaxParser(_XmlLikeParser):
+    BEGIN, END = MiniMaxFormat.markers
+    NEXT = "</invoke>"
+    INSIDE = ("<invoke name=", "<parameter name=", "</parameter>", "</invoke>")
+
+    def _ended(self, mark: str, content: str) -> list[Event]:
+        head, closed, rest = content.partition(">")
+        name = head.strip().strip("\"'")
+        if not closed or not name:
+            return []
+        if mark == "<invoke name=" and not self._named:
+            return self._name(name)
+        if mark == "<parameter name=" and self._named:
+            return self._argument(name, rest)
+        return []
