@@ -94,8 +94,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', "", [("f", {"a": "[TOOL_CALLS]"})]),
     (
         "granite",
-        'Look. <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]',
-        "Look.",
+        'See. <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]',
+        "See.",
         [PARIS, NOW],
     ),
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', "", [NOW]),
