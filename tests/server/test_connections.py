@@ -22,7 +22,7 @@ from tokentrail.server.hosts import Hosts
 COMPLETION: Any = {"model": MODEL, "prompt": "Hi", "max_tokens": 100, "seed": 1}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> float:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> float:
     """Seconds until `condition` held."""
     start = time.monotonic()
     while not condition():
