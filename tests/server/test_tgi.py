@@ -249,7 +249,7 @@ def test_streams_joined_are_the_whole_answer(make_server: MakeServer, text_parts
     cuts = iter(())
     server = make_server(engine={"script": lambda request: tokens, "cut": lambda: next(cuts, 1)})
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(TEXTS, st.lists(st.integers(1, 3)), st.booleans(), st.booleans())
     def check(text: str, sizes: list[int], stop: bool, prefill: bool) -> None:
         nonlocal tokens, cuts
