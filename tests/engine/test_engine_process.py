@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_fakes import expect, request
 
 from schedules import Answer
 from tokentrail.engine import EngineClient, EngineConfig
+from tokentrail.engine.child import EngineChild
 from tokentrail.protocol import (
     Delta,
     EngineDead,
@@ -426,3 +428,18 @@ def test_it_all_works_on_uvloop() -> None:
             assert client.restarts == 1
 
     _run(main)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (3, "exit status 3"),
+        (-9, "killed by SIGKILL"),
+        (-250, "killed by signal 250"),
+        (-signal.SIGBUS, "cut short"),
+    ],
+)
+def test_how_a_process_ended(code: int, said: str) -> None:
+    """A mapped model file that becomes shorter while it is read ends the process by SIGBUS."""
+    child = EngineChild(SimpleNamespace(returncode=code), None)
+    assert said in child.exit_status

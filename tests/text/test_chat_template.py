@@ -649,3 +649,8 @@ def test_real_templates_equal_transformers(path: Path) -> None:
                 compared += 1
     if not compared:
         pytest.skip("it takes none of these conversations")
+
+
+def test_templates_that_are_too_long() -> None:
+    with pytest.raises(ModelFileError, match=r"at most 262144 are taken"):
+        ChatTemplate("{% set x = 1 %}" * 20000)

@@ -98,6 +98,9 @@ class EngineChild:
             return "still running"
         if code >= 0:
             return f"exit status {code}"
+        if -code == getattr(signal, "SIGBUS", None):
+            # What the system does to who reads a mapped file that has become shorter.
+            return "killed by SIGBUS: a model file was cut short or could not be read while it was loaded"
         try:
             return f"killed by {signal.Signals(-code).name}"
         except ValueError:
