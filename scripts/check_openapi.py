@@ -69,9 +69,12 @@ def before_call(context, case, kwargs):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=500, help="about how many in all")
+    parser.add_argument("--cases", type=int, default=500, help="random ones, about how many in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--url", help="of a running server; None: one is started")
+    parser.add_argument(
+        "--phases", default="coverage,fuzzing", help="coverage: each keyword's borders; fuzzing: --cases"
+    )
     parser.add_argument("--only", help="a regular expression for paths")
     arguments = parser.parse_args()
     if arguments.url:
@@ -114,7 +117,7 @@ def check(url: str, arguments: argparse.Namespace) -> int:
         only = ["--include-path-regex", arguments.only] if arguments.only else []
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
-            *("--phases", "coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
+            *("--phases", arguments.phases, "--mode", "all", "--continue-on-failure"),
             *("--max-examples", str(each), "--seed", str(arguments.seed), "--checks", ",".join(CHECKS)),
             *("--request-timeout", str(SLOWEST), "--suppress-health-check", "all", "--warnings", "off"),
             *("--generation-database", "none", *only),
