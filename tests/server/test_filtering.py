@@ -122,6 +122,8 @@ def test_log_probabilities_and_ids_do_not_tell_what_is_masked(model: Says) -> No
     assert "damn" not in said
     assert "all" in said
     assert "damn" not in model.parts.tokenizer.decode(whole["token_ids"])
+    body = {"model": MODEL, "messages": CALLS, "prompt_logprobs": 0}
+    assert len(model.server.post("/v1/chat/completions", body).json()["prompt_logprobs"]) > 5
 
 
 def test_matches_are_counted_and_named_but_never_quoted(

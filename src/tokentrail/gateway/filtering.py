@@ -229,6 +229,8 @@ class _ChoiceFilter:
         self.blocked = False
         self._told = 0
         self._tokens: list[_Tokens] = []
+        self._grown = 0
+        """Characters that were shown, less those that came: what waits, and what masks have changed."""
 
     def _new(self, *, json: bool = False) -> StreamFilter:
         stream = StreamFilter(self._rules, json=json)
@@ -250,6 +252,7 @@ class _ChoiceFilter:
         if chunk.calls or finish:
             text += pushed.flush()
             self._text = self._fresh(pushed)
+        self._grown += len(text) - len(chunk.text)
         calls = list(self._calls(chunk.calls, bool(finish), parts))
         if any(stream.blocked for stream in self._streams):
             finish = "content_filter"
@@ -259,7 +262,7 @@ class _ChoiceFilter:
         parts = parts or [(self._text, self._text.seen, self._text.seen + 1)]
         self._tokens.append(_Tokens(chunk.token_ids, chunk.logprobs or [], parts))
         ids, logprobs = self._release()
-        if not (text or reasoning or calls or ids or logprobs or finish):
+        if not (text or reasoning or calls or ids or logprobs or finish or chunk.prompt_logprobs is not None):
             return None
         return Chunk(
             index=self._index,
@@ -270,6 +273,7 @@ class _ChoiceFilter:
             logprobs=None if chunk.logprobs is None else logprobs,
             finish_reason=finish,
             stop_reason=None if finish == "content_filter" else chunk.stop_reason,
+            prompt_logprobs=chunk.prompt_logprobs,
         )
 
     def new_findings(self) -> list[Finding]:
@@ -298,7 +302,9 @@ class _ChoiceFilter:
                 self._call = piece.index, self._new(json=True)
             arguments = self._push(self._call[1], piece.arguments, parts)
             if arguments or piece.name is not None:
-                yield CallPiece(piece.index, arguments, piece.id, piece.name)
+                # No text waits when a call begins.
+                before = None if piece.before is None else max(0, piece.before + self._grown)
+                yield CallPiece(piece.index, arguments, piece.id, piece.name, before)
         if finished:
             yield from self._end_call()
 
