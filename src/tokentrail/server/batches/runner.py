@@ -225,10 +225,7 @@ class BatchRunner:
             return done_all
         finally:
             stopped.cancel()
-            for task in working:
-                task.cancel()
-            if working:
-                await asyncio.wait(working)
+            await _end(working)
 
     def _open_lines(self, batch: BatchBody) -> Iterator[tuple[int, Line]]:
         done = self.store.done(batch.id)
@@ -296,6 +293,17 @@ class BatchRunner:
             batch.status, batch.completed_at = "completed", now()
         await self.call(self.store.finish, tenant, batch, files)
         log.info("batch %s: %s", batch.id, batch.status)
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they are done: before Python 3.12, `asyncio.wait_for` can swallow a cancellation, and a
+    request that did not notice would be tried again without end.
+    """
+    left = tasks
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.2)
 
 
 def _line_id(batch: BatchBody, number: int) -> str:
