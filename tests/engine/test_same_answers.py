@@ -247,8 +247,8 @@ def test_one_bit_is_noticed() -> None:
     with contextlib.closing(machine.start(positions=CONTEXT)) as core:
         forward = core.runner._executable.forward  # type: ignore[attr-defined]
 
-        def turned(*step: Any) -> Any:
-            logits = forward(*step)
+        def turned(*step: Any, **options: Any) -> Any:
+            logits = forward(*step, **options)
             if len(logits) > 1:
                 logits.view(np.uint32)[-1, np.argmax(logits[-1])] ^= 1
             return logits

@@ -122,7 +122,7 @@ class BatchBuilder:
             adapters=self._adapters(sequences, slots),
         )
         # Penalties and biases change from step to step.
-        plain = not any(sequence.penalties or sequence.biases or sequence.banned for sequence in sequences)
+        plain = not any(one.penalties or one.biases or one.banned or one.bad_runs for one in sequences)
         self._repeated = (slot_list, batch) if plain else None
         self._fresh_tables = True
         return batch
