@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_server import MODEL, MakeServer, ScriptedServer
 
+from tokentrail.answer import AnswerRequest, ChatPrompt, TextPrompt
 from tokentrail.answer.parts import TextParts
+from tokentrail.gateway.filtering import FilteringBackend
 
 RULES = """
 filters:
@@ -112,6 +114,27 @@ def test_prompts_are_refused_masked_and_flagged(model: Says) -> None:
     ids = model.parts.tokenizer.encode("a damn shame")
     with pytest.raises(openai.BadRequestError, match="cannot be: send it as text"):
         client.completions.create(model=MODEL, prompt=ids)
+
+
+def test_prompts_keep_all_but_what_is_masked(make_server: MakeServer, config: str) -> None:
+    server = make_server(deployment=config, trust_request_chat_template=True)
+    backend = server.state.backend
+    assert isinstance(backend, FilteringBackend)
+    asked: list[AnswerRequest] = []
+    inner = backend.inner.open
+
+    async def watched(request: AnswerRequest) -> Any:
+        asked.append(request)
+        return await inner(request)
+
+    backend.inner.open = watched  # type: ignore[method-assign]
+    body = {"model": MODEL, "max_tokens": 1}
+    server.post("/v1/completions", {**body, "prompt": "damn", "add_special_tokens": False})
+    server.post("/v1/chat/completions", {**body, "messages": CALLS, "chat_template": "a damn shame"})
+    (text,), (chat,) = (request.prompts for request in asked)
+    assert text == TextPrompt("****", add_special_tokens=False)
+    assert isinstance(chat, ChatPrompt)
+    assert chat.template == "a **** shame"
 
 
 def test_log_probabilities_and_ids_do_not_tell_what_is_masked(model: Says) -> None:

@@ -99,7 +99,7 @@ class FilteringBackend(ForwardingBackend):
 
     def _cleaned(self, prompt: Prompt, clean: Callable[[str], str]) -> Prompt:
         if isinstance(prompt, TextPrompt):
-            return TextPrompt(clean(prompt.text))
+            return msgspec.structs.replace(prompt, text=clean(prompt.text))
         if isinstance(prompt, InfillPrompt):
             prefix = prompt.prefix
             prefix = clean(prefix) if isinstance(prefix, str) else self._cleaned_tokens(prefix, clean)
@@ -111,6 +111,8 @@ class FilteringBackend(ForwardingBackend):
             messages=_map_texts(prompt.messages, clean),
             tools=_map_texts(prompt.tools, clean),
             template_kwargs=_map_texts(prompt.template_kwargs, clean),
+            # Whoever may bring a template can write the prompt with it.
+            template=_map_texts(prompt.template, clean),
         )
 
     def _cleaned_tokens(self, ids: list[int], clean: Callable[[str], str]) -> list[int]:
@@ -337,7 +339,7 @@ def _texts(prompt: Prompt) -> Iterator[str]:
     elif isinstance(prompt, InfillPrompt):
         yield from (prefix if isinstance(prefix := prompt.prefix, str) else " " * len(prefix), prompt.suffix)
     elif isinstance(prompt, ChatPrompt):
-        yield from _strings([prompt.messages, prompt.tools, prompt.template_kwargs])
+        yield from _strings([prompt.messages, prompt.tools, prompt.template_kwargs, prompt.template])
     else:
         yield " " * len(prompt.token_ids)
 
