@@ -16,7 +16,7 @@ import msgspec
 
 from tokentrail.answer import Answer, AnswerRequest, Backend, Chunk, Timing, Usage
 from tokentrail.gateway.config import CacheSettings
-from tokentrail.gateway.forwarding import ForwardingBackend
+from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.journey import Journey, JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import SamplingParams
@@ -173,16 +173,12 @@ class CachedAnswer:
             self._metrics.requests[outcome] += 1
 
 
-class RecordingAnswer:
+class RecordingAnswer(ForwardingAnswer):
     """See `answer.backend.Answer`. Keeps the chunks that pass, and hands on the whole when all choices have ended."""
 
     def __init__(self, inner: Answer, keep: Callable[[_Kept], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keep: Callable[[_Kept], None] | None = keep
-        self.id, self.model, self.created = inner.id, inner.model, inner.created
-        self.seed, self.fingerprint, self.sampling = inner.seed, inner.fingerprint, inner.sampling
-        self.prompt_token_ids, self.num_choices = inner.prompt_token_ids, inner.num_choices
-        self.usage, self.timing, self.headers = inner.usage, inner.timing, inner.headers
         self._seen: list[Chunk] = []
         self._open = inner.num_choices
 
@@ -190,7 +186,7 @@ class RecordingAnswer:
         return self._run()
 
     async def _run(self) -> AsyncGenerator[list[Chunk], None]:
-        async for chunks in self._inner:
+        async for chunks in self.inner:
             for chunk in chunks:
                 self._record(chunk)
             yield chunks
@@ -202,13 +198,7 @@ class RecordingAnswer:
                 self._record(chunk)  # those that are not taken come by iteration
             return taken
 
-        self._inner.divert(through)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def sent(self, seconds: float) -> None:
-        self._inner.sent(seconds)
+        self.inner.divert(through)
 
     def _record(self, chunk: Chunk) -> None:
         self._seen.append(chunk)

@@ -26,7 +26,7 @@ from tokentrail.answer import (
     TokensPrompt,
 )
 from tokentrail.gateway.filters import Action, Finding, Rule, StreamFilter, filtered
-from tokentrail.gateway.forwarding import ForwardingBackend
+from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest
 
@@ -85,10 +85,9 @@ class FilteringBackend(ForwardingBackend):
                 found.extend(stream.findings)
                 if stream.blocked is not None:
                     report(found, "input", self._metrics)
+                    has = "have" if field == "messages" else "has"
                     raise ContentFiltered(
-                        f"The {field} have something that the rule {stream.blocked.name!r} does not let pass."
-                        if field == "messages"
-                        else f"The {field} has something that the rule {stream.blocked.name!r} does not let pass.",
+                        f"The {field} {has} something that the rule {stream.blocked.name!r} does not let pass.",
                         param=field,
                     )
                 return masked
@@ -132,21 +131,15 @@ def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
         log.info("the filter %r found something in the %s: %s", name, side, action)
 
 
-class FilteredAnswer:
+class FilteredAnswer(ForwardingAnswer):
     """See `answer.backend.Answer`."""
 
     def __init__(
         self, inner: Answer, rules: Sequence[Rule], metrics: Metrics, flagged: Sequence[str] = ()
     ) -> None:
         """`flagged`: names of rules that flagged the prompt."""
-        self._inner = inner
+        super().__init__(inner)
         self._metrics = metrics
-        self.id, self.model, self.created = inner.id, inner.model, inner.created
-        self.seed, self.fingerprint = inner.seed, inner.fingerprint
-        self.prompt_token_ids = inner.prompt_token_ids
-        self.usage, self.timing, self.sampling = inner.usage, inner.timing, inner.sampling
-        self.num_choices = inner.num_choices
-        self.headers = inner.headers
         self._choices = [_ChoiceFilter(index, rules) for index in range(inner.num_choices)]
         self._told: set[str] = set()
         self._flag(flagged)
@@ -158,13 +151,13 @@ class FilteredAnswer:
         return self._chunks
 
     async def _run(self) -> AsyncGenerator[list[Chunk], None]:
-        async for chunks in self._inner:
+        async for chunks in self.inner:
             passed = [passed for chunk in chunks if (passed := self._pass(chunk)) is not None]
             if passed:
                 yield passed
             if self._over and self._kept is None and any(choice.blocked for choice in self._choices):
                 # What a rule has ended need not be written to its end.
-                await self._inner.aclose()
+                await self.inner.aclose()
                 return
 
     def divert(self, take: Callable[[Chunk], bool]) -> None:
@@ -175,14 +168,11 @@ class FilteredAnswer:
             self._kept = chunk, passed
             return False
 
-        self._inner.divert(through)
+        self.inner.divert(through)
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        await super().aclose()
         await self._chunks.aclose()
-
-    def sent(self, seconds: float) -> None:
-        self._inner.sent(seconds)
 
     @property
     def _over(self) -> bool:

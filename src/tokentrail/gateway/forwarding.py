@@ -1,8 +1,11 @@
-"""A backend before another one, which it asks everything. What stands between clients and models changes some of it."""
+"""A backend before another one, and an answer before another one: all is handed on.
+
+What stands between clients and models changes some of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from tokentrail.answer import (
@@ -10,6 +13,7 @@ from tokentrail.answer import (
     AnswerRequest,
     Backend,
     ChatPrompt,
+    Chunk,
     EmbeddingRequest,
     Embeddings,
     ModelCard,
@@ -62,3 +66,27 @@ class ForwardingBackend:
 
     async def open(self, request: AnswerRequest) -> Answer:
         return await self.inner.open(request)
+
+
+class ForwardingAnswer:
+    """See `answer.backend.Answer`."""
+
+    def __init__(self, inner: Answer) -> None:
+        self.inner = inner
+        self.id, self.model, self.created = inner.id, inner.model, inner.created
+        self.seed, self.fingerprint, self.sampling = inner.seed, inner.fingerprint, inner.sampling
+        self.prompt_token_ids, self.num_choices = inner.prompt_token_ids, inner.num_choices
+        # These grow while the answer is iterated, and are the inner answer's own.
+        self.usage, self.timing, self.headers = inner.usage, inner.timing, inner.headers
+
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        return aiter(self.inner)
+
+    def divert(self, take: Callable[[Chunk], bool]) -> None:
+        self.inner.divert(take)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    def sent(self, seconds: float) -> None:
+        self.inner.sent(seconds)

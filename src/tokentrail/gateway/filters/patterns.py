@@ -40,6 +40,7 @@ class Pattern:
         if self._compiled.fullmatch("") is not None:
             raise ValueError(f"{pattern!r} matches the empty text, and so everywhere")
         self.longest = _width(pattern) if longest is None else longest
+        """Characters that one match may take; None: no bound is known, so a stream waits for its end."""
         self._opening = _opening(pattern, ignore_case)
 
     def watch(self) -> _PatternWatcher:

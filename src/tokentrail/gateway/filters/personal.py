@@ -81,8 +81,6 @@ KINDS = ("email", "phone", "identity_card", "bank_card", "key")
 class Personal:
     """Personal data of some `kinds` (of `KINDS`)."""
 
-    longest: int | None = _LONGEST_WORD
-
     def __init__(self, kinds: tuple[str, ...] = KINDS) -> None:
         """Raises `ValueError` for an unknown kind."""
         for kind in kinds:

@@ -37,9 +37,6 @@ class Watcher(Protocol):
 class Finder(Protocol):
     """What a rule looks for."""
 
-    longest: int | None
-    """Characters of the text that one match may take; None: no bound is known, so a stream must wait for its end."""
-
     def watch(self) -> Watcher: ...
 
 

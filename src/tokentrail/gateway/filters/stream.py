@@ -64,11 +64,6 @@ class StreamFilter:
             for one in self.findings
         )
 
-    @property
-    def held(self) -> int:
-        """Characters that wait."""
-        return self._base + len(self._text) - self._done
-
     def push(self, text: str) -> str:
         """Add to the text; returns what may be shown."""
         if self.blocked is not None or not text:
@@ -81,7 +76,7 @@ class StreamFilter:
         return "" if self.blocked is not None else self._look(final=True)
 
     def _look(self, final: bool) -> str:
-        upto = self._base + len(self._text)
+        upto = self.seen
         window = Window(self._text, self._base, final)
         for rule, watcher in self._watched:
             spans, open_from = watcher.look(window)

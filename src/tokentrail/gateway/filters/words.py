@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,11 +88,21 @@ class _Letter:
     disguised: bool
 
 
+class _Runs(NamedTuple):
+    """A skeleton as runs of one letter."""
+
+    letters: str
+    """One of each."""
+    spans: list[tuple[int, int]]
+
+
+def _runs_of(skeleton: str) -> _Runs:
+    spans = [match.span() for match in re.finditer(r"(.)\1*", skeleton, re.DOTALL)]
+    return _Runs("".join(skeleton[start] for start, _ in spans), spans)
+
+
 class WordList:
     """See the module. `inside_words`: also find words of an alphabet within longer ones."""
-
-    longest: int | None = 0
-    """Gaps have bounds, but what nobody sees may fill them without end; it is held back as it comes."""
 
     def __init__(self, words: Iterable[str], *, inside_words: bool = False) -> None:
         """Raises `ValueError` for a word of which nothing is left without its separators."""
@@ -129,8 +140,11 @@ class WordList:
         if not candidates:
             return []
         letters = _letters(text)
+        runs = _runs_of("".join(fold(one.letter).skeleton for one in letters))
         return [
-            span for word in sorted(candidates) for span in self._places(_word(word), letters, text, final)
+            span
+            for word in sorted(candidates)
+            for span in self._places(_word(word), letters, runs, text, final)
         ]
 
     def _candidates(self, text: str) -> set[str]:
@@ -152,17 +166,17 @@ class WordList:
             for end in range(start + 3, min(len(letters), start + self._prefixes.longest) + 1):
                 yield from self._skeletons.get(letters[start:end], ())
 
-    def _places(self, word: _Word, letters: list[_Letter], text: str, final: bool) -> Iterator[Span]:
+    def _places(
+        self, word: _Word, letters: list[_Letter], runs: _Runs, text: str, final: bool
+    ) -> Iterator[Span]:
         """The second look: where a word is. Runs of a letter are as long as the word's own, or three at least."""
-        skeleton = "".join(fold(one.letter).skeleton for one in letters)
-        runs = [match.span() for match in re.finditer(r"(.)\1*", skeleton, re.DOTALL)]
-        own = [match.span() for match in re.finditer(r"(.)\1*", skeleton_of(word.letters), re.DOTALL)]
-        collapsed = "".join(skeleton[start] for start, _ in runs)
-        wanted = "".join(skeleton_of(word.letters[start]) for start, _ in own)
-        at = collapsed.find(wanted)
+        own = _runs_of(skeleton_of(word.letters))
+        at = runs.letters.find(own.letters)
         while at >= 0:
-            yield from self._in_runs(word, own, runs[at : at + len(own)], letters, text, final)
-            at = collapsed.find(wanted, at + 1)
+            yield from self._in_runs(
+                word, own.spans, runs.spans[at : at + len(own.spans)], letters, text, final
+            )
+            at = runs.letters.find(own.letters, at + 1)
 
     def _in_runs(
         self,
