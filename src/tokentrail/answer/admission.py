@@ -10,14 +10,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from tokentrail.answer.choice import ChoiceWriter, TokenTexts
 from tokentrail.answer.parsing import AnswerPlan, format_for, tools_of
 from tokentrail.answer.parts import TextParts
 from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
 from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, InfillPrompt, Timing, Usage
-from tokentrail.journey import JourneyStore, SequenceTrail
+from tokentrail.journey import Journey, JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
     Delta,
@@ -45,6 +45,25 @@ SEED_BITS = 53
 
 # Of a request with several choices the worst outcome is told.
 _BADNESS = {"stop": 0, "length": 1, "abort": 2, "rejected": 3, "timeout": 4, "error": 5}
+
+
+class Caller(Protocol):
+    """What requests of every kind say of themselves."""
+
+    id: str
+    endpoint: str
+    model: str
+    tenant: str
+    request_id: str | None
+    received: float | None
+
+
+def check_priority(priority: int) -> None:
+    """Raise `InvalidRequest` for what a message to the engine cannot hold."""
+    if not -(2**63) <= priority < 2**63:
+        raise InvalidRequest(
+            f"priority must be from {-(2**63)} to {2**63 - 1}, not {priority}.", param="priority"
+        )
 
 
 def draw_seed() -> int:
@@ -82,10 +101,7 @@ class Desk:
             unset.discard("max_tokens")
         request.sampling = self.parts.defaults.fill(request.sampling, unset)
         request.unset = ()
-        if not -(2**63) <= request.priority < 2**63:  # what a message to the engine can hold
-            raise InvalidRequest(
-                f"priority must be from {-(2**63)} to {2**63 - 1}, not {request.priority}.", param="priority"
-            )
+        check_priority(request.priority)
         request.sampling.replace(max_tokens=None).validate(vocab_size=info.vocab_size)
         if request.sampling.bad_words:
             request.sampling = self._with_bad_tokens(request.sampling)
@@ -189,6 +205,24 @@ class Desk:
         begin = "" if plan.tool_format is None else plan.tool_format.answer_begin
         return build_form(wanted, calls, thoughts, self._marks_for(wanted), answer_begin=begin)
 
+    def begin_journey(self, request: Caller, prepared: Prepared) -> Journey:
+        """Of a request that is admitted."""
+        journey = self.journeys.begin(
+            request.id,
+            endpoint=request.endpoint,
+            model=request.model,
+            tenant=request.tenant,
+            request_id=request.request_id,
+            received=request.received,
+        )
+        journey.template_done(
+            sum(map(len, prepared.token_ids)),
+            template_seconds=prepared.template_seconds,
+            tokenize_seconds=prepared.tokenize_seconds,
+        )
+        journey.token_text = self.texts.text
+        return journey
+
     def admit(self, request: AnswerRequest, prepared: Prepared, info: EngineInfo) -> Admission:
         """Begin the request's journey. Raises `InvalidRequest` before, if it does not fit the context."""
         context = info.max_model_len
@@ -204,7 +238,6 @@ class Admission:
     def __init__(
         self, desk: Desk, request: AnswerRequest, prepared: Prepared, limits: Sequence[int], info: EngineInfo
     ) -> None:
-        received = time.time() if request.received is None else request.received
         sampling = request.sampling
         self.request = request
         self.adapter = request.model if request.model in {one.name for one in info.adapters} else ""
@@ -214,24 +247,11 @@ class Admission:
         self.prompt_texts = prepared.texts
         self._grammar, self._plan = prepared.grammar, prepared.plan
         self.usage = Usage(prompt_tokens=sum(map(len, prepared.token_ids)))
-        self.journey = desk.journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=received,
-        )
-        self.journey.template_done(
-            self.usage.prompt_tokens,
-            template_seconds=prepared.template_seconds,
-            tokenize_seconds=prepared.tokenize_seconds,
-        )
+        self.journey = desk.begin_journey(request, prepared)
         self.journey.seed = self.seed
         self.journey.fingerprint = self.fingerprint
-        self.journey.token_text = desk.texts.text
         self._metrics = desk.metrics
-        self.timing = Timing(received)
+        self.timing = Timing(self.journey.received)
         self._ended = False
         self.sequences = [
             self._sequence(desk, limits[prompt], prompt, choice)

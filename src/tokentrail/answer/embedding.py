@@ -11,7 +11,7 @@ from array import array
 
 import msgspec
 
-from tokentrail.answer.admission import Desk
+from tokentrail.answer.admission import Desk, check_priority
 from tokentrail.answer.prompts import Prepared, prepare
 from tokentrail.answer.types import Prompt, Usage
 from tokentrail.protocol import (
@@ -25,8 +25,6 @@ from tokentrail.protocol import (
     SamplingParams,
     TokentrailError,
 )
-
-POOLINGS = ("last", "mean", "cls")
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
@@ -116,27 +114,15 @@ class EmbeddingJob:
             dimensions=request.dimensions,
             normalize=request.normalize,
         )
-        _check(pooling, request, info)
+        pooling.validate(info.hidden_size)
+        check_priority(request.priority)
         self._request = request
         self._metrics = desk.metrics
         self._ended = False
         self.usage = Usage(prompt_tokens=sum(map(len, prepared.token_ids)))
         adapter = request.model if request.model in {one.name for one in info.adapters} else ""
-        self._journey = desk.journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=time.time() if request.received is None else request.received,
-        )
-        self._journey.template_done(
-            self.usage.prompt_tokens,
-            template_seconds=prepared.template_seconds,
-            tokenize_seconds=prepared.tokenize_seconds,
-        )
+        self._journey = desk.begin_journey(request, prepared)
         self._journey.fingerprint = info.fingerprint_with(adapter)
-        self._journey.token_text = desk.texts.text
         self.sequences = [
             GenerateRequest(
                 id=f"{request.id}-{index}",
@@ -198,23 +184,6 @@ class EmbeddingJob:
             queue = self._journey.queue_seconds()
             if queue is not None:
                 metrics.queue_time.observe(queue)
-
-
-def _check(pooling: Pooling, request: EmbeddingRequest, info: EngineInfo) -> None:
-    if pooling.kind not in POOLINGS:
-        raise InvalidRequest(
-            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling.kind!r}.", param="pooling"
-        )
-    if pooling.dimensions is not None and not 1 <= pooling.dimensions <= info.hidden_size:
-        raise InvalidRequest(
-            f"dimensions must be from 1 to {info.hidden_size}, which this model's embeddings have, "
-            f"not {pooling.dimensions}.",
-            param="dimensions",
-        )
-    if not -(2**63) <= request.priority < 2**63:  # what a message to the engine can hold
-        raise InvalidRequest(
-            f"priority must be from {-(2**63)} to {2**63 - 1}, not {request.priority}.", param="priority"
-        )
 
 
 def window(info: EngineInfo, count: int) -> int:

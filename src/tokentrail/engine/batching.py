@@ -121,9 +121,8 @@ class BatchBuilder:
             sampling=self._rows(sequences, slots, following, num_top, self._no_target[:count], masked=True),
             adapters=self._adapters(sequences, slots),
         )
-        # Penalties and biases change from step to step.
-        plain = not any(one.penalties or one.biases or one.banned or one.bad_runs for one in sequences)
-        self._repeated = (slot_list, batch) if plain else None
+        alike = all(sequence.draws_alike for sequence in sequences)
+        self._repeated = (slot_list, batch) if alike else None
         self._fresh_tables = True
         return batch
 

@@ -5,26 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.protocol import InvalidRequest, Pooling
+from tokentrail.protocol import Pooling
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-
-POOLINGS = ("last", "mean", "cls")
-
-
-def check_pooling(pooling: Pooling, hidden_size: int) -> None:
-    """Raise `InvalidRequest` for what cannot be computed."""
-    if pooling.kind not in POOLINGS:
-        raise InvalidRequest(
-            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling.kind!r}.", param="pooling"
-        )
-    if pooling.dimensions is not None and not 1 <= pooling.dimensions <= hidden_size:
-        raise InvalidRequest(
-            f"dimensions must be from 1 to {hidden_size}, which this model's embeddings have, "
-            f"not {pooling.dimensions}.",
-            param="dimensions",
-        )
 
 
 class Pool:

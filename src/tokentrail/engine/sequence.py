@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tokentrail.engine.pooling import Pool, check_pooling
+from tokentrail.engine.pooling import Pool
 from tokentrail.protocol import GenerateRequest, InvalidRequest, TokenAlternatives
 
 if TYPE_CHECKING:
@@ -196,6 +196,11 @@ class Sequence:
         grown[: len(self.tokens)] = self.tokens
         self.tokens = grown
 
+    @property
+    def draws_alike(self) -> bool:
+        """What shapes a draw does not depend on the tokens before it: the next step may take the same rows again."""
+        return not (self.penalties or self.biases or self.banned or self.bad_runs)
+
     def bias(self, at: int) -> tuple[I32, F32] | None:
         """Additive biases for the draw of token number `at`."""
         biases = self.banned if at < self.ban_below else self.biases
@@ -260,7 +265,7 @@ def check_request(
                 param=name,
             )
     if request.pooling is not None:
-        check_pooling(request.pooling, hidden_size)
+        request.pooling.validate(hidden_size)
         if len(request.prompt) > max_model_len or request.output:
             raise InvalidRequest(
                 f"The input has {len(request.prompt)} tokens; the context holds {max_model_len}. Shorten it or raise "

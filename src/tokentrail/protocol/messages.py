@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from tokentrail.protocol.errors import InvalidRequest
 from tokentrail.protocol.events import StepRecord
 from tokentrail.protocol.sampling import SamplingParams
 
@@ -34,6 +35,9 @@ class TokenAlternatives(msgspec.Struct, array_like=True, gc=False):
 # --- to the engine ---------------------------------------------------------------------------------
 
 
+POOLINGS = ("last", "mean", "cls")
+
+
 class Pooling(msgspec.Struct, kw_only=True, frozen=True):
     """How a prompt's last hidden states become one vector."""
 
@@ -43,6 +47,19 @@ class Pooling(msgspec.Struct, kw_only=True, frozen=True):
     """So many values are kept; None: all."""
     normalize: bool = True
     """Give it a length of one."""
+
+    def validate(self, hidden_size: int) -> None:
+        """Raise `InvalidRequest` for what cannot be computed from states of `hidden_size` values."""
+        if self.kind not in POOLINGS:
+            raise InvalidRequest(
+                f"pooling must be one of {', '.join(POOLINGS)}, not {self.kind!r}.", param="pooling"
+            )
+        if self.dimensions is not None and not 1 <= self.dimensions <= hidden_size:
+            raise InvalidRequest(
+                f"dimensions must be from 1 to {hidden_size}, which this model's embeddings have, "
+                f"not {self.dimensions}.",
+                param="dimensions",
+            )
 
 
 class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
