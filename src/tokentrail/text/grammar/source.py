@@ -80,12 +80,7 @@ def _source(wanted: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _structural(given: str | dict[str, Any], marks: Mapping[str, int]) -> list[dict[str, Any]]:
-    if isinstance(given, str):
-        _check_size(given)
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the structural tag is not valid JSON ({error})") from None
+    given = _read(given, "structural tag")
     if not isinstance(given, dict):
         raise InvalidRequest("a structural tag must be an object")
 
@@ -101,14 +96,20 @@ def _structural(given: str | dict[str, Any], marks: Mapping[str, int]) -> list[d
     return [{"name": "answer", "lark_grammar": source}, *tag.parts]
 
 
+def _read(given: Any, what: str) -> Any:
+    """A value, which may come as a text of JSON."""
+    if not isinstance(given, str):
+        return given
+    _check_size(given)
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the {what} is not valid JSON ({error})") from None
+
+
 def json_schema(schema: str | dict[str, Any] | bool, whitespace: str | None = None) -> dict[str, Any]:
     """A schema whose answers are compact JSON, or have space as a regular expression says."""
-    if isinstance(schema, str):
-        _check_size(schema)
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the JSON schema is not valid JSON ({error})") from None
+    schema = _read(schema, "JSON schema")
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
