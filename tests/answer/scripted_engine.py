@@ -82,6 +82,7 @@ class ScriptedEngine:
         self.stats = EngineStats(blocks_total=100)
         self.requests: list[GenerateRequest] = []
         self.running: set[str] = set()
+        self.most_running = 0
         self.aborted: list[str] = []
         self.deltas_taken = 0
         self._open: dict[str, bool] = {}
@@ -124,6 +125,7 @@ class ScriptedEngine:
         self._open[request.id] = False
         self.requests.append(request)
         self.running.add(request.id)
+        self.most_running = max(self.most_running, len(self.running))
         self.stats.running += 1
         task = asyncio.ensure_future(pump())
         self._tasks.add(task)

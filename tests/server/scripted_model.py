@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from hypothesis import strategies as st
 from scripted_server import MODEL, ScriptedServer
 
 from tokentrail.answer.parsing import Formats
@@ -30,6 +31,13 @@ WEATHER: Any = {
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 QUESTION: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris 🗼", "days": 2}}\n</tool_call>'
+PIECES = st.one_of(
+    st.sampled_from(
+        ["<think>", "</think>", CALL, CALL, CALL[:-20], "<tool_call>", "\n", " ", "the answer", "👩‍🚀é北"]
+    ),
+    st.text(max_size=8),
+)
+"""Of what such a model may say."""
 TEMPLATE = (
     "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{% endfor %}<tool_call>"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

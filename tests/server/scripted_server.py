@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 import openai
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answer"))
 
@@ -29,6 +30,11 @@ T = TypeVar("T")
 
 TEXT = "The quick brown fox 🦊 jumps über the lazy dog.\n\n北京欢迎你！ END of it."
 MODEL = "demo"
+TEXTS = st.lists(
+    st.sampled_from(["a", " ", "\n", "é", "中", "文", "🦊", "👩‍🚀", "e\u0301", "\u2028", '"', "\\", "<"]),
+    max_size=12,
+).map("".join)
+"""What is hard to cut or to write: parts of characters, marks, line ends and JSON's own signs."""
 
 
 class ScriptedServer:
@@ -61,20 +67,15 @@ class ScriptedServer:
         await serving
 
     def open(self) -> None:
-        self.state.backend = LocalBackend(
+        backend = LocalBackend(
             self.engine,
             self._parts,
             names=self.config.served_model_names,
             journeys=self.state.journeys,
             metrics=self.state.metrics,
         )
-        if self.config.deployment is not None:
-            self.state.gateway = Gateway(self.config.deployment)
-            self.state.backend = self.state.gateway.around(
-                self.state.backend, self.state.journeys, self.state.metrics
-            )
-        for work in self.state.background:
-            work.start()
+        deployment = self.config.deployment
+        self.state.open(backend, None if deployment is None else Gateway(deployment))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the server's loop."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import engine_info
-from scripted_model import CALL, WEATHER, Scripted
+from scripted_model import CALL, PIECES, WEATHER, Scripted
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
 from tokentrail.answer.parts import TextParts
@@ -196,14 +196,6 @@ def test_thoughts_that_are_not_to_be_shown(scripted: Scripted) -> None:
     response = post(scripted.server, thinking=hidden, stream=True)
     assert "thinking_delta" not in response.text
     assert signature_of("Hm.") in response.text
-
-
-PIECES = st.one_of(
-    st.sampled_from(
-        ["<think>", "</think>", CALL, CALL, CALL[:-20], "<tool_call>", "\n", " ", "the answer", "👩‍🚀é北"]
-    ),
-    st.text(max_size=8),
-)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

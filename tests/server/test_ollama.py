@@ -11,7 +11,7 @@ import ollama
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
+from scripted_server import MODEL, TEXT, TEXTS, MakeServer, ScriptedServer
 
 from tokentrail.answer.parsing import Formats
 from tokentrail.answer.parts import TextParts
@@ -421,12 +421,6 @@ def test_it_can_be_turned_off(make_server: MakeServer) -> None:
     server = make_server(ollama_api=False)
     assert server.get("/api/tags").status_code == 404
     assert "ollama" not in server.get("/openapi.json").text.lower()
-
-
-TEXTS = st.lists(
-    st.sampled_from(["a", " ", "\n", "é", "中", "文", "🦊", "👩‍🚀", "e\u0301", "\u2028", '"', "\\", "<"]),
-    max_size=12,
-).map("".join)
 
 
 def test_streams_joined_are_the_whole_answer(make_server: MakeServer, text_parts: Any) -> None:

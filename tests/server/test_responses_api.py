@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import logprob
-from scripted_model import CALL, WEATHER, Scripted
+from scripted_model import CALL, PIECES, WEATHER, Scripted
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
 from tokentrail.answer.parts import TextParts
@@ -194,14 +194,6 @@ def without_ids(items: Any) -> list[dict[str, Any]]:
         for part in item.get("content", ()):
             part.pop("parsed", None)
     return dumped
-
-
-PIECES = st.one_of(
-    st.sampled_from(
-        ["<think>", "</think>", CALL, CALL, CALL[:-20], "<tool_call>", "\n", " ", "the answer", "👩‍🚀é北"]
-    ),
-    st.text(max_size=8),
-)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,7 +13,7 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import logprob
-from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
+from scripted_server import MODEL, TEXT, TEXTS, MakeServer, ScriptedServer
 
 from tokentrail.answer import TextPrompt
 from tokentrail.protocol import Overloaded, TokentrailError
@@ -236,12 +236,6 @@ def test_it_can_be_turned_off(make_server: MakeServer) -> None:
     assert server.post("/generate", {"inputs": "Hi"}).status_code == 404
     assert server.post("/", {"inputs": "Hi"}).status_code == 405
     assert server.get("/").json()["name"] == "Tokentrail"
-
-
-TEXTS = st.lists(
-    st.sampled_from(["a", " ", "\n", "é", "中", "文", "🦊", "👩‍🚀", "e\u0301", "\u2028", '"', "\\", "<"]),
-    max_size=12,
-).map("".join)
 
 
 def test_streams_joined_are_the_whole_answer(make_server: MakeServer, text_parts: Any) -> None:

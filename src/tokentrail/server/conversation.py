@@ -6,6 +6,8 @@ from typing import Any
 
 from tokentrail.protocol import InvalidRequest
 
+LONGEST_THOUGHTS = 1_000_000
+"""Tokens. Nothing is longer."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 

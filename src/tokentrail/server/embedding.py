@@ -15,7 +15,7 @@ from starlette.requests import Request
 from tokentrail.answer import EmbeddingRequest, Embeddings, Prompt
 from tokentrail.answer.embedding import as_floats
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.generation import in_words_of
+from tokentrail.server.generation import caller_of, in_words_of
 from tokentrail.server.naming import find_model
 from tokentrail.server.state import Guard, ServerState
 
@@ -40,17 +40,12 @@ async def embed(
     started = time.perf_counter()
     async with Guard(state, request):
         backend = state.ready_backend()
-        caller = request.state
         asked = EmbeddingRequest(
             id=f"embd-{uuid.uuid4().hex}",
             prompts=prompts,
             model=find_model(backend, model).id,
             endpoint=request.url.path,
-            request_id=caller.client_request_id,
-            tenant=caller.tenant,
-            priority=priority + getattr(caller, "priority", 0),
-            salt=":".join(filter(None, (caller.tenant, cache_salt))),
-            received=caller.received,
+            **caller_of(request, priority, cache_salt),
             **options,
         )
         try:

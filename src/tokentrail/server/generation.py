@@ -154,7 +154,8 @@ class Generation(Response):
         model = find_model(backend, self._dialect.model).id
         question = self._dialect.question()
         max_tokens = question.sampling.max_tokens
-        received, timeout = self._request.state.received, self._state.config.request_timeout
+        caller = caller_of(self._request, question.priority, question.cache_salt)
+        timeout = self._state.config.request_timeout
         request = AnswerRequest(
             id=self._id,
             prompts=question.prompts,
@@ -166,13 +167,8 @@ class Generation(Response):
             default_max_tokens=question.default_max_tokens,
             echo=question.echo,
             truncate_prompt_tokens=question.truncate_prompt_tokens,
-            request_id=self._client_id,
-            tenant=self._request.state.tenant,
-            priority=question.priority + getattr(self._request.state, "priority", 0),
-            # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
-            salt=":".join(filter(None, (self._request.state.tenant, question.cache_salt))),
-            received=received,
-            deadline=None if timeout is None else received + timeout,
+            deadline=None if timeout is None else caller["received"] + timeout,
+            **caller,
         )
         try:
             return await backend.open(request)
@@ -275,6 +271,24 @@ def in_order(text: str, calls: Sequence[CallPiece], shown: int = 0) -> Iterator[
         yield piece
     if at < len(text):
         yield text[at:]
+
+
+def caller_of(request: Request, priority: int, cache_salt: str | None) -> dict[str, Any]:
+    """What a backend is told of who asks; the fields of its requests that say so have these names."""
+    state = request.state
+    return {
+        "request_id": state.client_request_id,
+        "tenant": state.tenant,
+        "priority": priority + getattr(state, "priority", 0),
+        # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
+        "salt": ":".join(filter(None, (state.tenant, cache_salt))),
+        "received": state.received,
+    }
+
+
+def prompt_ids(answer: Answer, index: int) -> list[int]:
+    """The prompt that choice number `index` answers."""
+    return answer.prompt_token_ids[index * len(answer.prompt_token_ids) // answer.num_choices]
 
 
 def in_words_of(names: Mapping[str, str], error: InvalidRequest) -> InvalidRequest:

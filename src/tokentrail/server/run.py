@@ -184,12 +184,7 @@ class Server:
         )
         names = [card.id for card in backend.models()]
         state.metrics.model_name = names[0]
-        state.gateway = self.gateway
-        state.backend = (
-            backend if self.gateway is None else self.gateway.around(backend, state.journeys, state.metrics)
-        )
-        for work in state.background:
-            work.start()
+        state.open(backend, self.gateway)
         # What has been made so far stays; the collector need not look through it again and again.
         gc.freeze()
         self.ready.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from pydantic.config import JsonDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.protocol import InvalidRequest
+from tokentrail.protocol import DEFAULTED, InvalidRequest
 from tokentrail.server.body import read_body
 from tokentrail.server.openapi import json_body as json_body  # noqa: PLC0414  (handed on)
 
@@ -127,6 +127,22 @@ def parse(model: type[Model], body: bytes) -> Model:
     if (check := getattr(request, "check", None)) is not None:
         check()
     return request
+
+
+def given(body: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Of these fields, those that the request has."""
+    return {name: value for name in names if (value := getattr(body, name, None)) is not None}
+
+
+def left_open(given: Container[str]) -> list[str]:
+    """Sampling parameters that a request with these leaves to the model's makers, `max_tokens` apart."""
+    return [name for name in DEFAULTED if name != "max_tokens" and name not in given]
+
+
+def check_top_logprobs(top: int | None) -> None:
+    """Raise `InvalidRequest` for more alternatives than the API has."""
+    if top is not None and not 0 <= top <= 20:
+        raise InvalidRequest(f"top_logprobs must be from 0 to 20, not {top}.", param="top_logprobs")
 
 
 def json_response(body: Any, status: int = 200) -> Response:

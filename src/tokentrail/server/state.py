@@ -55,6 +55,13 @@ class ServerState:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def open(self, backend: Backend, gateway: Gateway | None) -> None:
+        """Take requests from now on, for `backend`, behind `gateway` where there is one."""
+        self.gateway = gateway
+        self.backend = backend if gateway is None else gateway.around(backend, self.journeys, self.metrics)
+        for work in self.background:
+            work.start()
+
     @property
     def health(self) -> str:
         """ok, or why no request would be taken."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tokentrail.answer import ChatOptions, ChatPrompt
-from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.anthropic.requests import (
     ContentBlock,
     CountTokensRequest,
@@ -16,12 +16,11 @@ from tokentrail.server.anthropic.requests import (
     MessagesRequest,
     ResultBlock,
 )
-from tokentrail.server.conversation import Conversation, thinking_variables
+from tokentrail.server.conversation import LONGEST_THOUGHTS, Conversation, thinking_variables
 from tokentrail.server.generation import Question
+from tokentrail.server.schemas import given, left_open
 
 _ROLES = ("user", "assistant", "system")
-_LONGEST_THOUGHTS = 1_000_000
-"""Tokens. Nothing is longer."""
 _NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
     ".function.parameters": ".input_schema",
@@ -35,18 +34,14 @@ def question_of(body: MessagesRequest) -> Question:
     if body.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {body.max_tokens}.", param="max_tokens")
     prompt = prompt_of(body)
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "seed")
-        if (value := getattr(body, name)) is not None
-    }
+    chosen = given(body, ("temperature", "top_p", "top_k", "seed"))
     sampling = SamplingParams(
-        stop=tuple(body.stop_sequences or ()), structured_outputs=_structured_outputs(body), **given
+        stop=tuple(body.stop_sequences or ()), structured_outputs=_structured_outputs(body), **chosen
     )
     return Question(
         prompts=[prompt],
         sampling=sampling,
-        unset=[name for name in DEFAULTED if name != "max_tokens" and name not in given],
+        unset=left_open(chosen),
         chat=options_of(body, body.max_tokens),
         # As with Anthropic's newer models, what does not fit the context only ends the answer earlier.
         default_max_tokens=body.max_tokens,
@@ -130,7 +125,7 @@ def _budget(body: CountTokensRequest, max_tokens: int) -> int | None:
         raise InvalidRequest(
             f"{field} must be from 1 to below max_tokens ({max_tokens}), not {budget}.", param=field
         )
-    return min(budget, _LONGEST_THOUGHTS)
+    return min(budget, LONGEST_THOUGHTS)
 
 
 def _tools(body: CountTokensRequest) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from tokentrail.answer import Answer, Backend, Choice, Chunk, Prompt, TextPrompt, TokenLogprob, TokenText
 from tokentrail.protocol import SamplingParams
 from tokentrail.server.errors import ErrorBody, error_json
-from tokentrail.server.generation import Question
+from tokentrail.server.generation import Question, prompt_ids
 from tokentrail.server.llama_cpp.requests import CompletionRequest
 from tokentrail.server.llama_cpp.responses import Completion, Probability, Timings, TokenProbabilities
 from tokentrail.server.openai.scores import finite
@@ -115,7 +115,7 @@ class CompletionDialect:
             tokens=[],
             stop=False,
             tokens_predicted=predicted,
-            tokens_evaluated=len(_prompt(answer, index)),
+            tokens_evaluated=len(prompt_ids(answer, index)),
         )
 
     def ended(self, part: Completion, answer: Answer, end: Choice | Chunk, new_line: bool) -> Completion:
@@ -132,7 +132,7 @@ class CompletionDialect:
         if isinstance(prompt, TextPrompt):
             part.prompt = prompt.text
         else:
-            part.prompt = self._backend.detokenize(_prompt(answer, part.index))
+            part.prompt = self._backend.detokenize(prompt_ids(answer, part.index))
         part.has_new_line = new_line
         part.truncated = length and part.tokens_evaluated + part.tokens_predicted >= context
         part.stop_type = "limit" if length else "word" if word else "eos"
@@ -250,7 +250,3 @@ def probabilities(entries: Sequence[TokenLogprob] | None) -> list[TokenProbabili
 
 def _probability(token: TokenText, logprob: float) -> Probability:
     return Probability(token.id, token.text, list(token.bytes), finite(logprob))
-
-
-def _prompt(answer: Answer, index: int) -> list[int]:
-    return answer.prompt_token_ids[index * len(answer.prompt_token_ids) // answer.num_choices]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tokentrail.protocol import DEFAULTED, SamplingParams
-from tokentrail.server.schemas import LazyRequest, List
+from tokentrail.protocol import SamplingParams
+from tokentrail.server.schemas import LazyRequest, List, given, left_open
 
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 _PLAIN = "only temperature, top_k, top_p, min_p and penalties shape the draw."
@@ -77,24 +77,20 @@ class SamplingOptions(LazyRequest):
 
     def unset(self) -> list[str]:
         """Sampling parameters that the request leaves to the model's makers."""
-        names = (name for name in DEFAULTED if name != "max_tokens")
-        return [name for name in names if getattr(self, _THEIRS.get(name, name)) is None]
+        return left_open({_OURS.get(name, name) for name in given(self, (*_SAME, *_OURS))})
 
     def sampling(self, **further: Any) -> SamplingParams:
         """Not validated. `further`: fields of `SamplingParams`."""
-        given: dict[str, Any] = {}
-        for name in _SAME:
-            if (value := getattr(self, name)) is not None:
-                given[name] = value
-        if given.get("temperature", 0) < 0:
-            given["temperature"] = 0  # greedy, too
-        if given.get("top_k", 0) < 0:
-            given["top_k"] = 0
+        chosen = given(self, _SAME)
+        if chosen.get("temperature", 0) < 0:
+            chosen["temperature"] = 0  # greedy, too
+        if chosen.get("top_k", 0) < 0:
+            chosen["top_k"] = 0
         if self.repeat_penalty is not None:
-            given["repetition_penalty"] = 1.0 if self.repeat_last_n == 0 else self.repeat_penalty
+            chosen["repetition_penalty"] = 1.0 if self.repeat_last_n == 0 else self.repeat_penalty
         if self.seed is not None and self.seed not in _RANDOM_SEEDS:
-            given["seed"] = self.seed
+            chosen["seed"] = self.seed
         if self.stop is not None:
             stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-            given["stop"] = tuple(dict.fromkeys(filter(None, stop)))
-        return SamplingParams(**given, **further)
+            chosen["stop"] = tuple(dict.fromkeys(filter(None, stop)))
+        return SamplingParams(**chosen, **further)

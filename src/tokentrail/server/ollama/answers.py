@@ -35,8 +35,8 @@ from tokentrail.server.ollama.requests import (
     Options,
 )
 from tokentrail.server.ollama.responses import CallBody, CallFunction, ErrorReply, MessageBody, Reply
-from tokentrail.server.openai.responses import TokenLogprobBody
 from tokentrail.server.openai.scores import logprob_body
+from tokentrail.server.openai.tools import functions
 from tokentrail.server.openapi import LINES
 from tokentrail.server.sse import one_line
 
@@ -88,6 +88,10 @@ class OllamaDialect(Generic[Body]):
         effort = think if isinstance(think, str) else None
         return thinking_variables(effort, None if think is None else think is not False)
 
+    def said(self, text: str, thoughts: str, calls: Sequence[CallBody]) -> dict[str, Any]:
+        """The fields of a reply that hold what was said."""
+        raise NotImplementedError
+
     def reply(
         self,
         text: str,
@@ -96,7 +100,13 @@ class OllamaDialect(Generic[Body]):
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> Reply:
         """One line of a stream, or the whole answer without its end."""
-        raise NotImplementedError
+        return Reply(
+            model=self.body.model,
+            created_at=datetime.now(timezone.utc),
+            logprobs=[logprob_body(entry) for entry in logprobs] if logprobs else UNSET,
+            done=False,
+            **self.said(text, thoughts, calls),
+        )
 
     def whole(self, answer: Answer, choices: list[Choice]) -> Reply:
         choice = choices[0]
@@ -155,7 +165,7 @@ class ChatDialect(OllamaDialect[ChatRequest]):
     def question(self) -> Question:
         body = self.body
         messages = [message_of(message, at) for at, message in enumerate(body.messages or ())]
-        tools = _tools(body)
+        tools = functions(body.tools or ())
         # An answer that has been begun is gone on with.
         begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
         begun = begun and bool(messages[-1]["content"])
@@ -168,21 +178,9 @@ class ChatDialect(OllamaDialect[ChatRequest]):
         )
         return self.ask(prompt, ChatOptions(tools=tools))
 
-    def reply(
-        self,
-        text: str,
-        thoughts: str = "",
-        calls: Sequence[CallBody] = (),
-        logprobs: Sequence[TokenLogprob] | None = None,
-    ) -> Reply:
+    def said(self, text: str, thoughts: str, calls: Sequence[CallBody]) -> dict[str, Any]:
         message = MessageBody(content=text, thinking=thoughts or UNSET, tool_calls=list(calls) or UNSET)
-        return Reply(
-            model=self.body.model,
-            created_at=_now(),
-            message=message,
-            logprobs=_logprobs(logprobs),
-            done=False,
-        )
+        return {"message": message}
 
 
 class GenerateDialect(OllamaDialect[GenerateRequest]):
@@ -206,21 +204,8 @@ class GenerateDialect(OllamaDialect[GenerateRequest]):
         messages.append({"role": "user", "content": body.prompt or ""})
         return self.ask(ChatPrompt(messages=messages, template_kwargs=self.thinking()), ChatOptions())
 
-    def reply(
-        self,
-        text: str,
-        thoughts: str = "",
-        calls: Sequence[CallBody] = (),
-        logprobs: Sequence[TokenLogprob] | None = None,
-    ) -> Reply:
-        return Reply(
-            model=self.body.model,
-            created_at=_now(),
-            response=text,
-            thinking=thoughts or UNSET,
-            logprobs=_logprobs(logprobs),
-            done=False,
-        )
+    def said(self, text: str, thoughts: str, calls: Sequence[CallBody]) -> dict[str, Any]:
+        return {"response": text, "thinking": thoughts or UNSET}
 
 
 def loaded(dialect: OllamaDialect[Any]) -> Reply:
@@ -297,23 +282,5 @@ def message_of(message: Message, at: int) -> dict[str, Any]:
     return fields
 
 
-def _tools(body: ChatRequest) -> list[dict[str, Any]]:
-    for at, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
-            where = f"tools[{at}].type"
-            raise InvalidRequest(f"{where} must be function, not {tool.type[:40]!r}.", param=where)
-    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-
-
-def _logprobs(entries: Sequence[TokenLogprob] | None) -> list[TokenLogprobBody] | msgspec.UnsetType:
-    if not entries:
-        return UNSET
-    return [logprob_body(entry) for entry in entries]
-
-
 def _line(reply: Reply) -> bytes:
     return one_line(msgspec.json.encode(reply)) + b"\n"
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

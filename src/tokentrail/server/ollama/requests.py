@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.server.llama_cpp.options import SamplingOptions
 from tokentrail.server.openai.requests import ToolBody
-from tokentrail.server.schemas import LazyRequest, List
+from tokentrail.server.schemas import LazyRequest, List, check_top_logprobs
 
 _LOADING = frozenset(
     {
@@ -92,10 +92,7 @@ class GenerationRequest(LazyRequest):
                 f"think must be true, false, {', '.join(_EFFORTS[:-1])} or {_EFFORTS[-1]}, not {self.think[:40]!r}.",
                 param="think",
             )
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= 20:
-            raise InvalidRequest(
-                f"top_logprobs must be from 0 to 20, not {self.top_logprobs}.", param="top_logprobs"
-            )
+        check_top_logprobs(self.top_logprobs)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -30,6 +30,7 @@ from tokentrail.server.openai.responses import (
 )
 from tokentrail.server.openai.scores import chat_logprobs, prompt_logprobs
 from tokentrail.server.openai.tools import options_of, told_tools
+from tokentrail.server.schemas import check_top_logprobs
 from tokentrail.server.sse import DONE, TextEvents, event
 
 # What a template sets itself, or what other parameters say.
@@ -79,10 +80,7 @@ def prompt_of(body: ChatCompletionRequest, *, trust_template: bool = False) -> C
 def sampling_of(body: ChatCompletionRequest) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
-        raise InvalidRequest(
-            f"top_logprobs must be from 0 to 20, not {body.top_logprobs}.", param="top_logprobs"
-        )
+    check_top_logprobs(body.top_logprobs)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return body.sampling(max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
 

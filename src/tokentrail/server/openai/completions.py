@@ -15,12 +15,12 @@ from tokentrail.answer import (
     TokensPrompt,
 )
 from tokentrail.protocol import InvalidRequest, SamplingParams
-from tokentrail.server.generation import Question
+from tokentrail.server.generation import Question, prompt_ids
 from tokentrail.server.openai.chat import usage_body
 from tokentrail.server.openai.dialect import OpenAIDialect, SSEStream
 from tokentrail.server.openai.requests import CompletionRequest
 from tokentrail.server.openai.responses import Completion, CompletionChoice
-from tokentrail.server.openai.scores import completion_logprobs, finite, prompt_logprobs
+from tokentrail.server.openai.scores import completion_logprobs, mean_logprob, prompt_logprobs
 from tokentrail.server.sse import DONE, TextEvents, event
 
 _DEFAULT_MAX_TOKENS = 16
@@ -77,7 +77,7 @@ def _best(choices: list[Choice], body: CompletionRequest) -> list[Choice]:
     count, wanted = _candidates(body), body.n or 1
     best: list[Choice] = []
     for first in range(0, len(choices), count):
-        group = sorted(choices[first : first + count], key=_mean_logprob, reverse=True)[:wanted]
+        group = sorted(choices[first : first + count], key=mean_logprob, reverse=True)[:wanted]
         # What concerns the prompt came with the first candidate.
         scored = choices[first].prompt_logprobs
         for choice in group:
@@ -87,12 +87,6 @@ def _best(choices: list[Choice], body: CompletionRequest) -> list[Choice]:
                 msgspec.structs.replace(choice, index=index, logprobs=logprobs, prompt_logprobs=scored)
             )
     return best
-
-
-def _mean_logprob(choice: Choice) -> float:
-    count = len(choice.token_ids)
-    entries = (choice.logprobs or [])[-count:] if count else []
-    return sum(finite(entry.logprob) for entry in entries) / max(1, len(entries))
 
 
 def completion(answer: Answer, choices: list[Choice], body: CompletionRequest) -> Completion:
@@ -193,7 +187,7 @@ class CompletionStream(SSEStream):
             choice.token_ids = chunk.token_ids
             if chunk.index not in self._begun:
                 self._begun.add(chunk.index)
-                choice.prompt_token_ids = _prompt_ids(self._answer, chunk.index)
+                choice.prompt_token_ids = prompt_ids(self._answer, chunk.index)
         return self._event(choice)
 
     def _event(self, choice: CompletionChoice) -> bytes:
@@ -220,7 +214,3 @@ class CompletionStream(SSEStream):
         self._frame.choices = []
         self._frame.usage = usage_body(self._answer.usage)
         return event(self._frame) + DONE
-
-
-def _prompt_ids(answer: Answer, index: int) -> list[int]:
-    return answer.prompt_token_ids[index * len(answer.prompt_token_ids) // answer.num_choices]

@@ -15,10 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
-from tokentrail.server.conversation import EFFORTS
-from tokentrail.server.schemas import CheckedRequest, List
-
-LONGEST_THOUGHTS = 1_000_000
+from tokentrail.server.conversation import EFFORTS, LONGEST_THOUGHTS
+from tokentrail.server.schemas import CheckedRequest, List, given, left_open
 
 
 def _numbers(value: Any) -> Any:
@@ -280,27 +278,23 @@ class GenerationRequest(CheckedRequest):
 
     def unset(self) -> list[str]:
         """Sampling parameters that the request leaves to the model's makers."""
-        return [name for name in DEFAULTED if name != "max_tokens" and getattr(self, name) is None]
+        return left_open(given(self, DEFAULTED))
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Not validated: that needs the vocabulary and the prompt."""
-        given: dict[str, Any] = {}
-        for name in _SAME_NAME:
-            value = getattr(self, name)
-            if value is not None:
-                given[name] = value
+        chosen = given(self, _SAME_NAME)
         if self.stop is not None:
-            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            chosen["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
-            given["stop_token_ids"] = tuple(dict.fromkeys(self.stop_token_ids))
+            chosen["stop_token_ids"] = tuple(dict.fromkeys(self.stop_token_ids))
         if self.allowed_token_ids is not None:
-            given["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
+            chosen["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
         if self.bad_words is not None:
-            given["bad_words"] = tuple(self.bad_words)
+            chosen["bad_words"] = tuple(self.bad_words)
         if self.logit_bias:
-            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        given["structured_outputs"] = self._structured_outputs()
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+            chosen["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        chosen["structured_outputs"] = self._structured_outputs()
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **chosen)
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
         """The one form of the answer that is asked for, if any is."""

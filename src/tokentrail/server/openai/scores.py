@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokentrail.answer import TokenLogprob, TokenText
+from tokentrail.answer import Choice, TokenLogprob, TokenText
 from tokentrail.server.openai.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -18,6 +18,13 @@ _LOWEST = -9999.0
 
 def finite(logprob: float | None) -> float:
     return _LOWEST if logprob is None else max(logprob, _LOWEST)
+
+
+def mean_logprob(choice: Choice) -> float:
+    """Of its own tokens, by which of several choices the best is told."""
+    count = len(choice.token_ids)
+    entries = (choice.logprobs or [])[-count:] if count else []
+    return sum(finite(entry.logprob) for entry in entries) / max(1, len(entries))
 
 
 def chat_logprobs(entries: list[TokenLogprob], *, as_ids: bool) -> ChatLogprobs:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokentrail.answer import ChatOptions
 from tokentrail.protocol import InvalidRequest
+from tokentrail.server.conversation import LONGEST_THOUGHTS
 from tokentrail.server.openai.requests import (
-    LONGEST_THOUGHTS,
     ChatCompletionRequest,
     NamedFunction,
+    ToolBody,
     ToolChoice,
 )
 
@@ -52,11 +54,16 @@ def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
         if body.tools:
             raise InvalidRequest("functions is the older way of tools: give one of them.", param="functions")
         return [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in body.functions]
-    for at, tool in enumerate(body.tools or ()):
+    return functions(body.tools or ())
+
+
+def functions(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
+    """As templates know them. Raises `InvalidRequest` for tools that are none of the client's own functions."""
+    for at, tool in enumerate(tools):
         if tool.type != "function":
             where = f"tools[{at}].type"
             raise InvalidRequest(f"{where} must be function, not {tool.type[:40]!r}.", param=where)
-    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _choice(body: ChatCompletionRequest) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokentrail.answer import ChatOptions, ChatPrompt
-from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.conversation import thinking_variables
 from tokentrail.server.generation import Question
 from tokentrail.server.responses.items import messages_of
 from tokentrail.server.responses.requests import SUMMARIES, Item, ResponsesRequest, ToolChoice
+from tokentrail.server.schemas import check_top_logprobs, given, left_open
 
 NAMES = {"max_tokens": "max_output_tokens", "messages": "input", ".function.parameters": ".parameters"}
 """See `Question.names`."""
@@ -19,17 +20,17 @@ _LOGPROBS = "message.output_text.logprobs"
 
 def question_of(body: ResponsesRequest, prompt: ChatPrompt) -> Question:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    chosen = given(body, names)
     sampling = SamplingParams(
         max_tokens=body.max_output_tokens,
         logprobs=_logprobs(body),
         structured_outputs=_structured_outputs(body),
-        **given,
+        **chosen,
     )
     return Question(
         prompts=[prompt],
         sampling=sampling,
-        unset=[name for name in DEFAULTED if name != "max_tokens" and name not in given],
+        unset=left_open(chosen),
         chat=_options(body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
@@ -123,8 +124,7 @@ def _of_object(choice: ToolChoice, tools: list[dict[str, Any]]) -> tuple[str, li
 
 def _logprobs(body: ResponsesRequest) -> int | None:
     top = body.top_logprobs
-    if top is not None and not 0 <= top <= 20:
-        raise InvalidRequest(f"top_logprobs must be from 0 to 20, not {top}.", param="top_logprobs")
+    check_top_logprobs(top)
     # What else there is to include are results of built-in tools.
     return top or 0 if top or _LOGPROBS in (body.include or ()) else None
 

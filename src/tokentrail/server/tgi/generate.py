@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tokentrail.answer import Answer, Choice, Chunk, ModelCard, TextPrompt, TokenLogprob, TokenText
 from tokentrail.server.errors import error_json
 from tokentrail.server.generation import Question
-from tokentrail.server.openai.scores import finite
+from tokentrail.server.openai.scores import finite, mean_logprob
 from tokentrail.server.sse import MEDIA_TYPE, event, raw_event
 from tokentrail.server.tgi.errors import shape
 from tokentrail.server.tgi.requests import GenerateRequest, Parameters
@@ -66,12 +66,8 @@ class GenerateDialect:
     def whole(self, answer: Answer, choices: list[Choice]) -> Any:
         # The choices have their prompt in common.
         prefill = [_prefill(entry) for entry in choices[0].prompt_logprobs or ()]
-        answers = [self._sequence(answer, choice, prefill) for choice in choices]
-        # Of several, that whose tokens are the likeliest on average.
-        answers.sort(
-            key=lambda one: sum(t.logprob for t in one.tokens) / max(1, len(one.tokens)), reverse=True
-        )
-        best, *others = answers
+        ranked = sorted(choices, key=mean_logprob, reverse=True)
+        best, *others = (self._sequence(answer, choice, prefill) for choice in ranked)
         text = best.generated_text or ""
         best.generated_text = UNSET
         best.best_of_sequences = list[Sequence](others) or UNSET

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
-from tokentrail.server.schemas import LazyRequest, List
+from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
+from tokentrail.server.schemas import LazyRequest, List, given, left_open
 
 _SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
 
@@ -119,15 +119,14 @@ class Parameters(LazyRequest):
 
     def unset(self) -> list[str]:
         """Sampling parameters that the request leaves to the model's makers."""
-        names = (name for name in DEFAULTED if name != "max_tokens")
-        unset = [name for name in names if getattr(self, name, None) is None]
+        unset = left_open(given(self, _SAME))
         return unset if self.samples else [name for name in unset if name != "temperature"]
 
     def sampling(self, *, logprobs: bool) -> SamplingParams:
         """Not validated. `logprobs`: whether those of chosen tokens are wanted. Raises `InvalidRequest`."""
-        given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        chosen = given(self, _SAME)
         if not self.samples:
-            given["temperature"] = 0.0
+            chosen["temperature"] = 0.0
         return SamplingParams(
             max_tokens=self.max_new_tokens,
             n=self.best_of or 1,
@@ -136,7 +135,7 @@ class Parameters(LazyRequest):
             logprobs=(self.top_n_tokens or 0) if logprobs or self.top_n_tokens else None,
             prompt_logprobs=0 if self.decoder_input_details else None,
             structured_outputs=None if self.grammar is None else self.grammar.params(),
-            **given,
+            **chosen,
         )
 
 
