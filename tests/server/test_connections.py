@@ -396,12 +396,13 @@ def test_a_flood_of_connections_keeps_nobody_out_for_long(make_server: MakeServe
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        for _ in range(20):
+        answered = 0
+        while answered < 20 or len(flood) <= 20:
             assert server.complete(max_tokens=5).status_code == 200
+            answered += 1
     finally:
         ended.set()
         thread.join()
-    assert len(flood) > 20
     assert len(server.web.server_state.connections) <= 20 + connection._MOST_REFUSALS
     for one in flood:
         one.close()

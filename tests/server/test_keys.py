@@ -73,11 +73,11 @@ def test_every_key_is_compared_whether_or_not_one_fits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(keys.hmac, "compare_digest", counting)
     known = Keys(KEYS)
-    tenants = {known.tenant(f"Bearer {key}".encode()) for key in KEYS}
+    tenants = {known.identify(f"Bearer {key}".encode()).tenant for key in KEYS}
     assert len(tenants) == 3
     assert all(key not in tenant for key in KEYS for tenant in tenants)
     with pytest.raises(HTTPError):
-        known.tenant(b"Bearer nothing")
+        known.identify(b"Bearer nothing")
     with pytest.raises(TokentrailError, match="must not be empty"):
         Keys(("a", ""))
     assert len(compared) == 4 * 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokentrail.answer.backend import Answer, Backend, collect
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
+from tokentrail.answer.identity import Handling, Identity
 from tokentrail.answer.types import (
     AnswerRequest,
     CallPiece,
@@ -45,6 +46,8 @@ __all__ = [
     "Chunk",
     "EmbeddingRequest",
     "Embeddings",
+    "Handling",
+    "Identity",
     "InfillPrompt",
     "LocalBackend",
     "ModelCard",

@@ -53,9 +53,11 @@ class Caller(Protocol):
     id: str
     endpoint: str
     model: str
-    tenant: str
     request_id: str | None
     received: float | None
+
+    @property
+    def tenant(self) -> str: ...
 
 
 def check_priority(priority: int) -> None:

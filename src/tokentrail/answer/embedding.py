@@ -12,6 +12,7 @@ from array import array
 import msgspec
 
 from tokentrail.answer.admission import Desk, check_priority
+from tokentrail.answer.identity import Handling, Identity
 from tokentrail.answer.prompts import Prepared, prepare
 from tokentrail.answer.types import Prompt, Usage
 from tokentrail.protocol import (
@@ -44,11 +45,16 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     truncate_tokens: int | None = None
     """Keep so many of a prompt's last tokens; -1: as many as the context holds. None: refuse what is longer."""
     request_id: str | None = None
-    tenant: str = ""
+    identity: Identity = Identity()
+    handling: Handling = msgspec.field(default_factory=Handling)
     priority: int = 0
     salt: str = ""
     received: float | None = None
     """Wall clock; None: now."""
+
+    @property
+    def tenant(self) -> str:
+        return self.identity.tenant
 
 
 class Embeddings(msgspec.Struct, kw_only=True):

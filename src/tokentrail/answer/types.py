@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from tokentrail.answer.identity import Handling, Identity
 from tokentrail.protocol import DeadlineExceeded, SamplingDefaults, SamplingParams
 
 # --- the question ----------------------------------------------------------------------------------
@@ -101,13 +102,18 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """Only so many tokens of each prompt's end are kept; -1: as many as leave room for the answer."""
     request_id: str | None = None
     """The client's own id for the request."""
-    tenant: str = ""
+    identity: Identity = Identity()
+    handling: Handling = msgspec.field(default_factory=Handling)
     priority: int = 0
     salt: str = ""
     deadline: float | None = None
     """Wall-clock second at which it ends with `DeadlineExceeded`, wherever it is then."""
     received: float | None = None
     """Wall clock; None: now."""
+
+    @property
+    def tenant(self) -> str:
+        return self.identity.tenant
 
     def late(self) -> DeadlineExceeded:
         """What it ends with when its deadline has passed."""

@@ -162,12 +162,12 @@ def _journeys(state: ServerState) -> APIRouter:
             raise InvalidRequest(
                 f"limit must be an integer from 1 to {_MOST_LISTED}, not {given[:40]!r}.", param="limit"
             )
-        return json_response(state.journeys.list(request.state.tenant, int(given[:9])))
+        return json_response(state.journeys.list(request.state.identity.tenant, int(given[:9])))
 
     @router.get("/{id}", openapi_extra=answers(JourneyView))
     async def get_journey(request: Request, id: str) -> Response:
         """What happened to one request, by the id of its answer or the `x-request-id` it was sent with."""
-        journey = state.journeys.view(id, request.state.tenant)
+        journey = state.journeys.view(id, request.state.identity.tenant)
         if journey is None:
             raise HTTPError(
                 404,

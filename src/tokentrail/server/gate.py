@@ -70,7 +70,7 @@ class RequestIds:
 
 
 class Gate:
-    """ASGI middleware. Leaves `tenant`, `received` and `error_shape` in the request's state."""
+    """ASGI middleware. Leaves `identity`, `received` and `error_shape` in the request's state."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class Gate:
             await send(message)
 
         # A batch's request, which this very process asks. (What comes from outside has no state of its own.)
-        inside = "tenant" in state
+        inside = "identity" in state
         try:
             if scope["path"] not in OPEN_PATHS and not inside:
                 self.hosts.check(host)
-                state["tenant"] = self.keys.tenant(authorization)
+                state["identity"] = self.keys.identify(authorization)
             await self.app(scope, receive, counted)
         except ClientDisconnect:
             pass  # it hung up before its request was whole

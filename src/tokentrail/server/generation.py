@@ -278,10 +278,10 @@ def caller_of(request: Request, priority: int, cache_salt: str | None) -> dict[s
     state = request.state
     return {
         "request_id": state.client_request_id,
-        "tenant": state.tenant,
+        "identity": state.identity,
         "priority": priority + getattr(state, "priority", 0),
         # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
-        "salt": ":".join(filter(None, (state.tenant, cache_salt))),
+        "salt": ":".join(filter(None, (state.identity.tenant, cache_salt))),
         "received": state.received,
     }
 

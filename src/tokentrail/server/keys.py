@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
+from tokentrail.answer import Identity
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.errors import unauthorized
 
@@ -22,13 +23,13 @@ class Keys:
             raise TokentrailError("An API key must not be empty: anybody could send it.")
         self._digests = [(_digest(key.encode()), _tenant(key)) for key in keys]
 
-    def tenant(self, authorization: bytes | None) -> str:
-        """The tenant of an `Authorization` header's value. Raises a 401 error without a right key.
+    def identify(self, authorization: bytes | None) -> Identity:
+        """Who sends an `Authorization` header's value. Raises a 401 error without a right key.
 
         All keys are compared, each in constant time: how long it takes tells nothing about any of them.
         """
         if not self._digests:
-            return ""
+            return Identity()
         if authorization is None:
             raise unauthorized("You didn't provide an API key. Send it as: Authorization: Bearer YOUR_KEY.")
         scheme, _, key = authorization.partition(b" ")
@@ -39,7 +40,7 @@ class Keys:
                 found = tenant
         if scheme.lower() != b"bearer" or not found:
             raise unauthorized("Incorrect API key provided.")
-        return found
+        return Identity(tenant=found)
 
 
 def _digest(key: bytes) -> bytes:

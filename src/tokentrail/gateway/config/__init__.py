@@ -1,6 +1,8 @@
 """The deployment file: what `tokentrail serve --config deploy.yaml` turns on, checked whole before anything starts."""
 
+from tokentrail.gateway.config.cache import CacheSettings
+from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.reading import ConfigError, load, parse, schema
-from tokentrail.gateway.config.settings import CacheSettings, Deployment, FilterSettings
+from tokentrail.gateway.config.settings import Deployment
 
 __all__ = ["CacheSettings", "ConfigError", "Deployment", "FilterSettings", "load", "parse", "schema"]

@@ -1,76 +1,12 @@
-"""What a deployment file may say. Unknown names are mistakes: a setting that is not read protects nobody."""
+"""What a deployment file may say: one field a part, each of which has a module of its own here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pydantic import Field, model_validator
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .:/-]+$")]
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FilterSettings(Settings):
-    """One rule: what is looked for (one of words, words_file, pattern and personal), where, and what happens then."""
-
-    name: Name = Field(description="Told in logs and metrics, and to clients whose request is refused.")
-    words: list[str] | None = Field(None, description="Words and phrases, found however they are disguised.")
-    words_file: str | None = Field(
-        None,
-        description="A text file with one word or phrase a line; # begins a comment. Relative to this file.",
-    )
-    inside_words: bool = Field(False, description="Also find words of an alphabet within longer ones.")
-    pattern: str | None = Field(None, description="A regular expression in RE2's syntax.")
-    longest: int | None = Field(
-        None,
-        gt=0,
-        le=100_000,
-        description="Characters of a match at most. A pattern without a bound of its own holds back the whole answer "
-        "unless this says one.",
-    )
-    ignore_case: bool = Field(True, description="For patterns.")
-    personal: list[Literal["email", "phone", "identity_card", "bank_card", "key"]] | None = Field(
-        None, description="Kinds of personal data."
-    )
-    action: Literal["block", "mask", "flag", "log"]
-    applies_to: list[Literal["input", "output"]] = Field(["input", "output"], min_length=1)
-    replacement: str | None = Field(
-        None,
-        max_length=200,
-        description="In the place of what is masked; without it, a * for each character.",
-    )
-    category: Name | None = Field(
-        None, description="The category that /v1/moderations tells; without it, the name."
-    )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> FilterSettings:
-        kinds = ("words", "words_file", "pattern", "personal")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"give one of {', '.join(kinds)}" + (f", not {' and '.join(given)}" if given else "")
-            )
-        for option, kind in (("longest", "pattern"), ("inside_words", "words"), ("replacement", None)):
-            if option not in self.model_fields_set:
-                continue
-            if kind is not None and not given[0].startswith(kind):
-                raise ValueError(f"{option} is for {kind}, and this rule has {given[0]}")
-            if option == "replacement" and self.action != "mask":
-                raise ValueError(f"replacement is for the action mask, not {self.action}")
-        return self
-
-
-class CacheSettings(Settings):
-    """Whole answers kept in memory, for questions that are asked again. Their texts are kept with them."""
-
-    memory_mib: int = Field(
-        256, gt=0, le=2**20, description="MiB at most; the least recently asked leave first."
-    )
-    lifetime_s: float = Field(3600, gt=0, description="Seconds that an answer is kept.")
+from tokentrail.gateway.config.base import Settings
+from tokentrail.gateway.config.cache import CacheSettings
+from tokentrail.gateway.config.filters import FilterSettings
 
 
 class Deployment(Settings):

@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from tokentrail.answer import Identity
+
 PRIORITY = 1 << 20
 """Added to a request's own: whoever asks directly goes first."""
 
@@ -53,7 +55,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, *, tenant: str, request_id: 
         "client": None,
         "server": None,
         # The tenant that is there already tells the gate that this is no request from outside.
-        "state": {"tenant": tenant, "priority": PRIORITY},
+        "state": {"identity": Identity(tenant=tenant), "priority": PRIORITY},
     }
     await app(scope, receive, reply.send)
     return reply

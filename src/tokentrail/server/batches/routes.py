@@ -91,7 +91,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
     store, call = runner.store, runner.call
 
     async def find(request: Request, id: str) -> FileBody:
-        file = await call(store.file, request.state.tenant, id)
+        file = await call(store.file, request.state.identity.tenant, id)
         if file is None:
             raise _not_found("file", id)
         return file
@@ -120,7 +120,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
                 purpose=purpose,
             )
             await call(store.keep, draft, body.id)
-            await call(store.add_file, request.state.tenant, body)
+            await call(store.add_file, request.state.identity.tenant, body)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -149,7 +149,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             raise InvalidRequest(f"order must be asc or desc, not {order[:20]!r}.", param="order")
         found = await call(
             store.files,
-            request.state.tenant,
+            request.state.identity.tenant,
             purpose=query.get("purpose"),
             after=query.get("after"),
             limit=limit,
@@ -182,7 +182,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
     async def delete_file(request: Request, id: str) -> Response:
         """Remove a file."""
         file = await find(request, id)
-        needed = await call(store.remove_file, request.state.tenant, file.id)
+        needed = await call(store.remove_file, request.state.identity.tenant, file.id)
         if needed is not None:
             raise InvalidRequest(
                 f"The file is the input of {needed}, which is not over. Cancel that first.", param="id"
@@ -207,7 +207,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
             expires_at=created + body.window,
             metadata=body.metadata,
         )
-        refused = await call(store.add_batch, request.state.tenant, batch, MOST_OPEN)
+        refused = await call(store.add_batch, request.state.identity.tenant, batch, MOST_OPEN)
         if refused == "input":
             raise InvalidRequest(
                 f"input_file_id: there is no file {body.input_file_id[:80]!r} with the purpose batch.",
@@ -220,7 +220,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
                 type="rate_limit_error",
                 code="too_many_batches",
             )
-        runner.begin(request.state.tenant, batch)
+        runner.begin(request.state.identity.tenant, batch)
         return json_response(batch)
 
     @router.get(
@@ -234,7 +234,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
         """Batches, the newest first. `limit` (up to 100; 20), `after` (a batch's id)."""
         limit = _limit(request, _MOST_BATCHES, 20)
         after = request.query_params.get("after")
-        found = await call(store.batches, request.state.tenant, after=after, limit=limit)
+        found = await call(store.batches, request.state.identity.tenant, after=after, limit=limit)
         if found is None:
             raise _no_such_after()
         return json_response(page(found, limit))
@@ -242,7 +242,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
     @router.get("/batches/{id}")
     async def get_batch(request: Request, id: str) -> Response:
         """One batch."""
-        batch = await call(store.batch, request.state.tenant, id)
+        batch = await call(store.batch, request.state.identity.tenant, id)
         if batch is None:
             raise _not_found("batch", id)
         return json_response(batch)
@@ -251,7 +251,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
     async def cancel_batch(request: Request, id: str) -> Response:
         """End a batch; what it has done by then is kept."""
         refuse_foreign_pages(request)
-        batch, cancelled = await call(store.cancel, request.state.tenant, id)
+        batch, cancelled = await call(store.cancel, request.state.identity.tenant, id)
         if batch is None:
             raise _not_found("batch", id)
         if cancelled:

@@ -37,7 +37,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def create(request: Request) -> Response:
         """Answer items; with `stream`, as typed events."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
-        tenant: str = request.state.tenant
+        tenant: str = request.state.identity.tenant
         history, items = await _told(store, tenant, body)
         prompt: ChatPrompt | None = None
         if body.truncation == "auto":
@@ -61,7 +61,7 @@ def create_router(state: ServerState) -> APIRouter:
         backend = state.ready_backend()
         if all(card.id != body.model for card in backend.models()):
             raise model_not_found(body.model)
-        prompt = prompt_of(body, *await _told(store, request.state.tenant, body))
+        prompt = prompt_of(body, *await _told(store, request.state.identity.tenant, body))
         # A long text takes a while, which must not hold up streams.
         ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
@@ -77,7 +77,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def delete(request: Request, id: str) -> Response:
         """Forget a response."""
         _kept(store, request, id)
-        store.delete(request.state.tenant, id)
+        store.delete(request.state.identity.tenant, id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
     @router.post("/{id}/cancel")
@@ -145,7 +145,7 @@ async def _fitting(state: ServerState, body: ResponsesRequest, prompt: ChatPromp
 
 
 def _kept(store: ResponseStore, request: Request, id: str) -> Kept:
-    kept = store.get(request.state.tenant, id)
+    kept = store.get(request.state.identity.tenant, id)
     if kept is None:
         message = f"Response with id {id[:80]!r} not found."
         raise HTTPError(

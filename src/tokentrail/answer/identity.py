@@ -1,0 +1,33 @@
+"""Who asks, and who answered: what keys, limits, routes and the ledger know of one request beside its content."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks. A server without keys knows one identity, which may do all but administer."""
+
+    tenant: str = ""
+    """Whose journeys, files, cached prefixes and kept answers are shared. Never a key itself."""
+    key: str = ""
+    """Id of the key, by which people speak of it; not the key."""
+    admin: bool = False
+    """May see and change what is not its own: keys, limits, usage, targets."""
+    models: frozenset[str] | None = None
+    """Names that may be asked; None: all."""
+    weight: float = 1.0
+    """Share of the engine beside other tenants', when all of them want more than there is."""
+
+
+class Handling(msgspec.Struct, kw_only=True):
+    """What became of a request on its way to an answer; written by who handles it, read by who counts."""
+
+    route: str = ""
+    """The public name that was asked for, where it is a route's."""
+    target: str = ""
+    """Who answered in the end: a model of the deployment file."""
+    degraded: bool = False
+    """Not by one of the route's own targets: a fallback, or an answer that was kept."""
+    attempts: int = 0
+    """Targets that were asked."""
