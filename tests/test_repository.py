@@ -41,12 +41,12 @@ def test_ci_runs_the_readmes_test_command() -> None:
         :2
     ]
     assert install[1].startswith("tokentrail serve")
-    assert test[1] == "pytest"
+    assert test[1] == "pytest -n auto --dist worksteal"
     script = read(".ci/run")
     extras = re.search(r"pip install -q -e '\.\[([\w,]+)\]'", script)
     assert extras is not None
     assert set(test[0].split(",")) <= set(extras[1].split(","))
-    assert script.rstrip().endswith("\npytest")
+    assert script.rstrip().endswith("\npytest -n auto --dist worksteal")
 
 
 def requirements() -> set[str]:
