@@ -13,6 +13,7 @@ from tokentrail.protocol.errors import (
     ModelFileError,
     Overloaded,
     TokentrailError,
+    UpstreamError,
 )
 from tokentrail.protocol.events import ScheduledSequence, StepRecord
 from tokentrail.protocol.messages import (
@@ -70,4 +71,5 @@ __all__ = [
     "StructuredOutputsParams",
     "TokenAlternatives",
     "TokentrailError",
+    "UpstreamError",
 ]

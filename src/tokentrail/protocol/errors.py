@@ -68,6 +68,37 @@ class EngineDead(TokentrailError):
     code = "engine_dead"
 
 
+class UpstreamError(TokentrailError):
+    """A remote upstream failed. Its code says how: `upstream_unreachable`, `upstream_timeout`, `upstream_cut` (an
+    answer broke off), `upstream_broken` (what it said is no answer), `upstream_failed` (it said that it failed), or
+    `upstream_refused` (its key or model is wrong in the deployment file).
+    """
+
+    status = 502
+    type = "server_error"
+    code = "upstream_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        target: str = "",
+        sent: bool = False,
+        status: int = 502,
+    ) -> None:
+        """`target`: whom; `sent`: something of the answer had come before."""
+        super().__init__(message, code=code)
+        self.target = target
+        self.sent = sent
+        self.status = status
+
+    @property
+    def retryable(self) -> bool:
+        """Nothing of the answer has been handed on, so another target may be asked instead."""
+        return not self.sent
+
+
 class ModelFileError(TokentrailError):
     """A model file is damaged or not supported: names the file, the problem and the remedy, in one line."""
 
