@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from redis_server import RedisServer
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.protocol import ModelFileError
 
@@ -21,3 +23,11 @@ def demo_path() -> Path:
 @pytest.fixture(scope="session")
 def demo_checkpoint(demo_path: Path) -> Checkpoint:
     return open_checkpoint(demo_path)
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
+    """One for tests that only use it, under keys of their own."""
+    server = RedisServer()
+    yield server
+    server.kill()

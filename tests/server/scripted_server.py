@@ -85,6 +85,8 @@ class ScriptedServer:
         self.http.close()
         for work in self.state.background:
             self.call(work.stop())
+        if self.state.gateway is not None:
+            self.call(self.state.gateway.aclose())
         self.web.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokentrail.answer.backend import Answer, Backend, collect
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
-from tokentrail.answer.identity import Handling, Identity
+from tokentrail.answer.identity import Handling, Identity, Stage
 from tokentrail.answer.types import (
     AnswerRequest,
     CallPiece,
@@ -53,6 +53,7 @@ __all__ = [
     "ModelCard",
     "ModelDetails",
     "Prompt",
+    "Stage",
     "TextPrompt",
     "Timing",
     "TokenLogprob",

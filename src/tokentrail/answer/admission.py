@@ -292,6 +292,7 @@ class Admission:
             adapter=self.adapter,
             deadline=request.deadline,
             grammar=self._grammar,
+            trace=request.trace,
             arrival=self.journey.received,
         )
         writer = ChoiceWriter(

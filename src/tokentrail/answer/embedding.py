@@ -51,6 +51,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     salt: str = ""
     received: float | None = None
     """Wall clock; None: now."""
+    trace: str | None = None
+    """See `AnswerRequest.trace`."""
 
     @property
     def tenant(self) -> str:
@@ -139,6 +141,7 @@ class EmbeddingJob:
                 tenant=request.tenant,
                 salt=request.salt,
                 adapter=adapter,
+                trace=request.trace,
                 arrival=self._journey.received,
                 pooling=pooling,
             )

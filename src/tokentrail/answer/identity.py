@@ -20,6 +20,19 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the engine beside other tenants', when all of them want more than there is."""
 
 
+class Stage(msgspec.Struct, kw_only=True):
+    """A part of a request's way, for traces. Wall clock, in seconds."""
+
+    name: str
+    """Such as `filter input`, `cache lookup`, `attempt`."""
+    start: float
+    end: float
+    busy: float | None = None
+    """Seconds in which something was done, of a stage that others overlap; None: all of them."""
+    facts: dict[str, str | int | float | bool] = {}
+    """Never of the content."""
+
+
 class Handling(msgspec.Struct, kw_only=True):
     """What became of a request on its way to an answer; written by who handles it, read by who counts."""
 
@@ -31,3 +44,5 @@ class Handling(msgspec.Struct, kw_only=True):
     """Not by one of the route's own targets: a fallback, or an answer that was kept."""
     attempts: int = 0
     """Targets that were asked."""
+    stages: list[Stage] = []
+    """What parts of the gateway did, in order of their ends; those of the engine are the journey's."""

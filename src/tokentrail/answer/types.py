@@ -110,6 +110,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """Wall-clock second at which it ends with `DeadlineExceeded`, wherever it is then."""
     received: float | None = None
     """Wall clock; None: now."""
+    trace: str | None = None
+    """W3C trace context (`traceparent`) of the span that this request is; to be told to whoever is asked."""
 
     @property
     def tenant(self) -> str:

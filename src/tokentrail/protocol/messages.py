@@ -85,6 +85,7 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     deadline: float | None = None
     """Wall-clock second after which the sequence is aborted."""
     trace: str | None = None
+    """W3C trace context (`traceparent`) of the request."""
     arrival: float = 0.0
     """Wall-clock second of admission; 0: when it reaches the engine. Orders requests of one priority."""
     grammar: str | None = None

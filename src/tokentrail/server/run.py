@@ -164,6 +164,8 @@ class Server:
             self._open(state, parts.result())
             await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
             await state.drain(self.config.shutdown_timeout)
+            if self.gateway is not None:
+                await self.gateway.aclose()
             web.should_exit = True
             await serving
         finally:

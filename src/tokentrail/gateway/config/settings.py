@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from tokentrail.gateway.config.base import Settings
 from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.filters import FilterSettings
+from tokentrail.gateway.config.redis import RedisUrl
 
 
 class Deployment(Settings):
@@ -14,6 +15,11 @@ class Deployment(Settings):
 
     filters: list[FilterSettings] = Field([], max_length=1000, description="Rules, all of which are applied.")
     cache: CacheSettings | None = Field(None, description="Answers kept for questions that are asked again.")
+
+    redis: RedisUrl | None = Field(
+        None,
+        description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",
+    )
 
     @model_validator(mode="after")
     def _names_differ(self) -> Deployment:
