@@ -2,7 +2,18 @@
 
 from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.filters import FilterSettings
+from tokentrail.gateway.config.limits import LimitSettings, LimitsSettings
 from tokentrail.gateway.config.reading import ConfigError, load, parse, schema
 from tokentrail.gateway.config.settings import Deployment
 
-__all__ = ["CacheSettings", "ConfigError", "Deployment", "FilterSettings", "load", "parse", "schema"]
+__all__ = [
+    "CacheSettings",
+    "ConfigError",
+    "Deployment",
+    "FilterSettings",
+    "LimitSettings",
+    "LimitsSettings",
+    "load",
+    "parse",
+    "schema",
+]
