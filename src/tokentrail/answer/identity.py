@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import msgspec
 
 
@@ -14,10 +16,15 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the key, by which people speak of it; not the key."""
     admin: bool = False
     """May see and change what is not its own: keys, limits, usage, targets."""
-    models: frozenset[str] | None = None
-    """Names that may be asked; None: all."""
+    models: tuple[str, ...] | None = None
+    """Names that may be asked, or patterns of names (`llama-*`); None: all."""
+    endpoints: frozenset[str] | None = None
+    """Kinds of endpoints that may be used (`gateway.keys.ENDPOINTS`); None: all."""
     weight: float = 1.0
     """Share of the engine beside other tenants', when all of them want more than there is."""
+
+    def may_ask(self, model: str) -> bool:
+        return self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class Stage(msgspec.Struct, kw_only=True):
