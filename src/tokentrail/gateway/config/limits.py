@@ -19,27 +19,29 @@ class LimitSettings(Settings):
     """
 
     requests_per_minute: int | None = Field(
-        None, gt=0, le=_MOST, description="Requests begun within any minute."
+        default=None, gt=0, le=_MOST, description="Requests begun within any minute."
     )
     tokens_per_minute: int | None = Field(
-        None,
+        default=None,
         gt=0,
         le=_MOST,
         description="Tokens, of prompts and answers, of requests begun within any minute.",
     )
     concurrent_requests: int | None = Field(
-        None, gt=0, le=10**6, description="Requests that are being answered at once."
+        default=None, gt=0, le=10**6, description="Requests that are being answered at once."
     )
-    tokens_per_day: int | None = Field(None, gt=0, le=_MOST, description="Tokens in a calendar day.")
-    tokens_per_month: int | None = Field(None, gt=0, le=_MOST, description="Tokens in a calendar month.")
+    tokens_per_day: int | None = Field(default=None, gt=0, le=_MOST, description="Tokens in a calendar day.")
+    tokens_per_month: int | None = Field(
+        default=None, gt=0, le=_MOST, description="Tokens in a calendar month."
+    )
     money_per_day: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=_MOST_MONEY,
         description="What answers may cost in a calendar day, in the currency of `prices`.",
     )
     money_per_month: float | None = Field(
-        None, gt=0, le=_MOST_MONEY, description="What answers may cost in a calendar month."
+        default=None, gt=0, le=_MOST_MONEY, description="What answers may cost in a calendar month."
     )
 
     def over(self, default: LimitSettings) -> LimitSettings:
