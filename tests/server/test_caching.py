@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
-from tokentrail.answer import AnswerRequest, TextPrompt
-from tokentrail.gateway.caching import ResponseCache, key_of
-from tokentrail.gateway.config import CacheSettings
+from redis_server import RedisServer, free_port
+from tokentrail.answer import AnswerRequest, Chunk, Identity, TextPrompt, Usage, collect
+from tokentrail.gateway.caching import Kept, MemoryStore, RedisStore, ResponseCache, key_of, reusable
+from tokentrail.gateway.config import CacheSettings, ConfigError, parse
+from tokentrail.gateway.redis import RedisLink
+from tokentrail.journey import JourneyStore
+from tokentrail.observability import Metrics
 from tokentrail.protocol import SamplingParams
 
 CALLS: Any = [{"role": "user", "content": "Hi"}]
@@ -96,35 +100,115 @@ def request(prompt: str = "x", **sampling: Any) -> AnswerRequest:
     )
 
 
-def test_only_what_is_sure_to_be_the_same_has_a_key() -> None:
-    assert key_of(request()) is None
-    assert key_of(request(temperature=0.0)) == key_of(request(temperature=0.0))
-    assert key_of(request(seed=1)) != key_of(request(seed=2))
+def kept(text: str = "known", *, reusable: bool = True) -> Kept:
+    return Kept(
+        reusable=reusable,
+        seed=1,
+        fingerprint="fp",
+        prompt_token_ids=[[1]],
+        sampling=SamplingParams(),
+        usage=Usage(1, 1),
+        num_choices=1,
+        chunks=[Chunk(0, text, finish_reason="stop")],
+        headers={},
+    )
+
+
+def test_only_what_is_sure_to_be_the_same_is_used_again() -> None:
+    assert not reusable(request())
+    assert reusable(request(temperature=0.0))
+    assert reusable(request(seed=1))
     left = request(temperature=0.0)
     left.unset = ["temperature"]
-    assert key_of(left) is None
+    assert not reusable(left)
+    assert key_of(request(temperature=0.0)) == key_of(request(temperature=0.0))
+    other = request(seed=1)
+    other.identity = Identity(tenant="other")
+    different = [request(seed=1), request(seed=2), request("y", seed=1), other]
+    assert len({key_of(one) for one in different} | {key_of(request(seed=1), "weights")}) == 5
 
 
-def test_answers_leave_by_age_and_by_size() -> None:
+async def test_answers_leave_by_age_and_by_size() -> None:
     now = 0.0
-    cache = ResponseCache(CacheSettings(memory_mib=1, lifetime_s=10), clock=lambda: now)
-
-    def answer(text: str) -> Any:
-        from tokentrail.answer import Chunk, Usage
-        from tokentrail.gateway.caching import _Kept
-
-        return _Kept(1, "fp", [[1]], SamplingParams(), Usage(), 1, [Chunk(0, text, finish_reason="stop")], {})
-
-    cache.put(b"1", answer("one"))
-    assert cache.get(b"1").chunks[0].text == "one"
+    store = MemoryStore(2**20, clock=lambda: now)
+    store.put(b"1", b"one", 10)
+    assert await store.get(b"1") == b"one"
     now = 10.0
-    assert cache.get(b"1") is None
-    assert cache.size == 0
+    assert await store.get(b"1") is None
+    assert store.size == 0
     for number in range(12):
-        cache.put(b"%d" % number, answer("x" * 200_000))
-        cache.get(b"0")
-    assert cache.size <= 2**20
-    assert cache.get(b"0") is not None
-    assert cache.get(b"1") is None
-    cache.put(b"large", answer("x" * 300_000))
-    assert cache.get(b"large") is None
+        store.put(b"%d" % number, b"x" * 200_000, 10)
+        await store.get(b"0")
+    assert store.size <= 2**20
+    assert await store.get(b"0") is not None
+    assert await store.get(b"1") is None
+    store.put(b"large", b"x" * 300_000, 10)
+    assert await store.get(b"large") is None
+
+
+async def test_what_is_kept_stands_in_when_nobody_answers() -> None:
+    now = 1000.0
+    settings = CacheSettings(lifetime_s=10, outage_s=100)
+    store = MemoryStore(2**20, clock=lambda: now)
+    cache = ResponseCache(settings, store, JourneyStore(), Metrics(), clock=lambda: now)
+    asked = request()
+    assert await cache.stale(asked) is None  # it never came by the cache
+    asked.handling.kept_as = b"k"
+    cache.put(b"k", kept(reusable=False))
+    assert await cache.fresh(asked, b"k") is None
+    assert not asked.handling.degraded
+    now += 60
+    answer = await cache.stale(asked)
+    assert answer is not None
+    assert (await collect(answer))[0].text == "known"
+    assert (answer.headers["x-tokentrail-served-by"], answer.headers["age"]) == ("cache", "60")
+    assert (asked.handling.target, asked.handling.degraded) == ("cache", True)
+    assert [stage.name for stage in asked.handling.stages] == ["cache lookup"]
+    now += 40
+    assert await cache.stale(asked) is None
+
+
+async def test_gateways_share_answers_in_redis(shared_redis: RedisServer) -> None:
+    links = [RedisLink(shared_redis.url) for _ in range(2)]
+    stores = [RedisStore(link, 1000) for link in links]
+    caches = [ResponseCache(CacheSettings(), store, JourneyStore(), Metrics()) for store in stores]
+    caches[0].put(b"shared", kept())
+    caches[0].put(b"large", kept("x" * 2000))
+    await stores[0].aclose()
+    answer = await caches[1].fresh(request(seed=1), b"shared")
+    assert answer is not None
+    assert (await collect(answer))[0].text == "known"
+    assert await caches[1].fresh(request(seed=1), b"large") is None
+    assert await caches[1].fresh(request(seed=1), b"unknown") is None
+    stores[0].put(b"damaged", b"\x93no answer", 10)
+    await stores[0].aclose()
+    assert await caches[1].fresh(request(seed=1), b"damaged") is None
+    for link in links:
+        await link.aclose()
+
+
+async def test_without_redis_nothing_is_known() -> None:
+    link = RedisLink(f"redis://127.0.0.1:{free_port()}")
+    store = RedisStore(link, 1000)
+    store.put(b"k", b"v", 1)
+    await store.aclose()
+    assert await store.get(b"k") is None
+    await link.aclose()
+
+
+def test_a_server_keeps_answers_in_redis(
+    make_server: MakeServer, tmp_path: Path, shared_redis: RedisServer
+) -> None:
+    file = tmp_path / "deploy.yaml"
+    file.write_text(f"redis: {shared_redis.url}\ncache: {{store: redis, lifetime_s: 60}}", encoding="utf-8")
+    first, second = (make_server(deployment=str(file)) for _ in range(2))
+    body = {"temperature": 0, "prompt": "of two gateways"}
+    assert first.complete(**body).json()["choices"] == first.complete(**body).json()["choices"]
+    first.call(first.state.gateway.aclose())  # type: ignore[union-attr]
+    assert second.complete(**body).headers["x-tokentrail-served-by"] == "cache"
+    assert len(second.engine.requests) == 0
+
+
+def test_redis_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="no `redis:`"):
+        parse("cache: {store: redis}")

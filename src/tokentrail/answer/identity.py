@@ -53,3 +53,5 @@ class Handling(msgspec.Struct, kw_only=True):
     """Targets that were asked."""
     stages: list[Stage] = []
     """What parts of the gateway did, in order of their ends; those of the engine are the journey's."""
+    kept_as: bytes = b""
+    """The question's name in the cache of answers, where there is one."""

@@ -30,7 +30,9 @@ def check(
         sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
         print(f"  filter {rule.name}: {rule.action.value} in {sides}")
     if (cache := gateway.settings.cache) is not None:
-        print(f"  cache: {cache.memory_mib} MiB of answers, each for {cache.lifetime_s:g} s")
+        where = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
+        outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""
+        print(f"  cache: answers, {where}, each for {cache.lifetime_s:g} s{outage}")
 
 
 @commands.command()

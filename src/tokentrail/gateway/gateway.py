@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokentrail.answer import Backend
-from tokentrail.gateway.caching import CachingBackend, ResponseCache
+from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
 from tokentrail.gateway.config import Deployment, load
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
@@ -28,6 +28,7 @@ class Gateway:
         self.path = Path(path)
         self.settings, self.rules = self._read()
         self._filtering: FilteringBackend | None = None
+        self._caching: CachingBackend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
         """What parts do when all answers have ended, the last one first."""
 
@@ -43,11 +44,22 @@ class Gateway:
 
     def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
         """`backend`, behind what the file turns on."""
-        if self.settings.cache is not None:
-            backend = CachingBackend(backend, ResponseCache(self.settings.cache), journeys, metrics)
+        cache = self._response_cache(journeys, metrics)
+        if cache is not None:
+            self._caching = backend = CachingBackend(backend, cache)
         # Outermost: what the cache keeps is filtered by the rules of the day.
         self._filtering = FilteringBackend(backend, self.rules, metrics)
         return self._filtering
+
+    def _response_cache(self, journeys: JourneyStore, metrics: Metrics) -> ResponseCache | None:
+        settings = self.settings.cache
+        if settings is None:
+            return None
+        limit = settings.memory_mib * 2**20
+        link = self.redis if settings.store == "redis" else None
+        store: Store = MemoryStore(limit) if link is None else RedisStore(link, limit // 4)
+        self._closers.append(store.aclose)
+        return ResponseCache(settings, store, journeys, metrics)
 
     async def aclose(self) -> None:
         """All answers have ended: write down what waits, and let go of connections."""
@@ -67,6 +79,8 @@ class Gateway:
         self.settings, self.rules = self._read()
         if self._filtering is not None:
             self._filtering.rules = self.rules
+        if self._caching is not None:
+            self._caching.models_changed()
         log.info("%s is applied: %d filters", self.path, len(self.rules))
 
     def _read(self) -> tuple[Deployment, list[Rule]]:

@@ -95,8 +95,8 @@ class Metrics:
         self.http: dict[tuple[str, str, int], int] = {}
         self.filter_matches: Counter[tuple[str, str, str]] = Counter()
         """By rule, side (input or output) and action."""
-        self.response_cache: Counter[bool] = Counter()
-        """Questions that could have been known, by whether they were."""
+        self.response_cache: Counter[str] = Counter()
+        """Questions that could have been known: hit or miss; stale: answers that stood in when nobody could answer."""
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -208,8 +208,8 @@ class Metrics:
                 "Questions looked up in the cache of answers",
                 labels=["result"],
             )
-            known.add_metric(["hit"], self.response_cache[True])
-            known.add_metric(["miss"], self.response_cache[False])
+            for result in ("hit", "miss", "stale"):
+                known.add_metric([result], self.response_cache[result])
             yield known
 
         yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)

@@ -29,3 +29,9 @@ class Deployment(Settings):
                 raise ValueError(f"two filters are called {rule.name!r}; names must differ")
             seen.add(rule.name)
         return self
+
+    @model_validator(mode="after")
+    def _redis_is_there(self) -> Deployment:
+        if self.redis is None and self.cache is not None and self.cache.store == "redis":
+            raise ValueError("cache.store is redis, and there is no `redis:` that says where it is")
+        return self
