@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from postgres_server import PostgresServer
 from redis_server import RedisServer
 from tokentrail.checkpoints import Checkpoint, demo_model_path, open_checkpoint
 from tokentrail.protocol import ModelFileError
@@ -31,3 +32,17 @@ def shared_redis() -> Iterator[RedisServer]:
     server = RedisServer()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[PostgresServer]:
+    """One for tests that only use it, in databases of their own (`postgres_url`)."""
+    server = PostgresServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def postgres_url(shared_postgres: PostgresServer) -> str:
+    """A new database."""
+    return shared_postgres.new_database()

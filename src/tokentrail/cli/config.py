@@ -11,7 +11,7 @@ import typer
 from tokentrail.cli.help import CONTEXT
 
 commands = typer.Typer(
-    help="Check a deployment file, or print the schema of one.",
+    help="Check a deployment file, print the schema of one, or prepare its database.",
     rich_markup_mode=None,
     context_settings=CONTEXT,
 )
@@ -29,10 +29,34 @@ def check(
     for rule in gateway.rules:
         sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
         print(f"  filter {rule.name}: {rule.action.value} in {sides}")
+    if gateway.settings.database is not None:
+        from tokentrail.gateway.database import connect
+
+        database = connect(gateway.settings.database, file.parent)
+        print(f"  database: {database.name}")
+        database.close()
     if (cache := gateway.settings.cache) is not None:
         where = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
         outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""
         print(f"  cache: answers, {where}, each for {cache.lifetime_s:g} s{outage}")
+
+
+@commands.command()
+def migrate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A deployment file, such as deploy.yaml.")],
+) -> None:
+    """Bring the deployment's database to this version's form, as a server does when it starts."""
+    from tokentrail.gateway.config import load
+    from tokentrail.gateway.database import connect
+
+    database = connect(load(file).database, file.parent)
+    try:
+        before, now = database.migrate()
+    finally:
+        database.close()
+    print(
+        f"{database.name}: " + (f"is of revision {now}" if before == now else f"{before or 'empty'} → {now}")
+    )
 
 
 @commands.command()

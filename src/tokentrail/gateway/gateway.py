@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokentrail.answer import Backend
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
 from tokentrail.gateway.config import Deployment, load
+from tokentrail.gateway.database import open_database
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
 from tokentrail.gateway.filters.building import build_rules
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
+
+if TYPE_CHECKING:
+    from tokentrail.gateway.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +48,28 @@ class Gateway:
         self._closers.insert(0, link.aclose)
         return link
 
+    @cached_property
+    def database(self) -> Database:
+        """What the file's parts share, its tables brought to this version's form. The first use opens it, and blocks.
+        Raises a `TokentrailError` that says why it cannot be opened.
+        """
+        database = open_database(self.settings.database, self.path.parent)
+
+        async def close() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, database.close)
+
+        self._closers.insert(0, close)
+        return database
+
+    def prepare(self) -> None:
+        """What blocks and can be done before there is a backend; its mistakes are told at once. Raises a
+        `TokentrailError`.
+        """
+        if self.settings.database is not None:
+            _ = self.database
+
     def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
-        """`backend`, behind what the file turns on."""
+        """`backend`, behind what the file turns on. After `prepare`."""
         cache = self._response_cache(journeys, metrics)
         if cache is not None:
             self._caching = backend = CachingBackend(backend, cache)

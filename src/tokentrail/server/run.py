@@ -154,13 +154,16 @@ class Server:
         starting = asyncio.ensure_future(self.engine.start(self._progress))
         parts = asyncio.ensure_future(loop.run_in_executor(None, _load_text, self.config))
         background: list[asyncio.Future[Any]] = [starting, parts]
+        if self.gateway is not None:
+            background.append(asyncio.ensure_future(loop.run_in_executor(None, self.gateway.prepare)))
+        loading = background.copy()
         try:
             state = self.state = await loop.run_in_executor(None, _import_web, self.config)
             web = _web_server(state)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
             told = asyncio.ensure_future(self._told_to_end.wait())
             background += [serving, told]
-            await asyncio.gather(starting, parts)
+            await asyncio.gather(*loading)
             self._open(state, parts.result())
             await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
             await state.drain(self.config.shutdown_timeout)

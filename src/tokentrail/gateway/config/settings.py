@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from tokentrail.gateway.config.base import Settings
 from tokentrail.gateway.config.cache import CacheSettings
+from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.redis import RedisUrl
 
@@ -16,6 +17,7 @@ class Deployment(Settings):
     filters: list[FilterSettings] = Field([], max_length=1000, description="Rules, all of which are applied.")
     cache: CacheSettings | None = Field(None, description="Answers kept for questions that are asked again.")
 
+    database: DatabaseUrl | None = None
     redis: RedisUrl | None = Field(
         None,
         description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",
