@@ -14,7 +14,7 @@ def keep(
 ) -> None:
     output: list[Any] = [{"id": f"out_{id}", "text": text}]
     response = {"id": id, "output": output}
-    store.keep(tenant, response, output, [{"id": f"in_{id}", "text": text}], previous)
+    store.keep(tenant, id, response, output, [{"id": f"in_{id}", "text": text}], previous)
 
 
 def kept(store: ResponseStore, ids: str, tenant: str = "") -> str:

@@ -151,9 +151,7 @@ def _journeys(state: ServerState) -> APIRouter:
     @router.get(
         "",
         openapi_extra=answers(JourneyList)
-        | query(
-            "limit", {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": 20}, "How many."
-        ),
+        | query(limit={"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": 20}),
     )
     async def list_journeys(request: Request) -> Response:
         """The newest journeys made with this key, without their steps. `limit`: 1 to 1000, default 20."""

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Vectors that are written as numbers before others have their turn: a millisecond or so."""
+
+
+Vector: TypeAlias = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})
+]
+"""As JSON."""
 
 
 async def embed(

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from tokentrail.server.errors import ErrorBody, Shape, Shaped
-from tokentrail.server.sse import MEDIA_TYPE
+from tokentrail.server.sse import DONE_DATA, MEDIA_TYPE
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
@@ -51,10 +51,16 @@ class Extra(dict[str, Any]):
         return True
 
     def items(self) -> Any:
+        return self._made().items()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._made()[name]
+
+    def _made(self) -> dict[str, Any]:
         whole: dict[str, Any] = {}
         for make in self._makers:
             whole |= make()
-        return whole.items()
+        return whole
 
 
 def json_body(model: type[BaseModel]) -> Extra:
@@ -69,18 +75,27 @@ def json_body(model: type[BaseModel]) -> Extra:
 
 
 def answers(
-    *kinds: Any, streams: Any = None, lines: Any = None, also: Mapping[int, Any] | None = None
+    *kinds: Any,
+    streams: Any = None,
+    done: bool = False,
+    lines: Any = None,
+    also: Mapping[int, Any] | None = None,
 ) -> Extra:
     """A response's schema (of a route's `openapi_extra`). `kinds`: the types that its value may have; `streams`: the
-    type of the data of server-sent events, where it may come as these; `lines`: that of lines of JSON, likewise;
-    `also`: by other statuses, the types of what is no error in the dialect's shape.
+    type of the data of server-sent events (or a tuple of types), where it may come as these, and `done`: the last of
+    them is `[DONE]`; `lines`: that of lines of JSON, likewise; `also`: by other statuses, the types of what is no error
+    in the dialect's shape. Streams may also end with an error in that shape, which is added later.
     """
 
     def make() -> dict[str, Any]:
         content = {JSON: {"schema": _schema_of(kinds)}} if kinds else {}
         if streams is not None:
-            # As OpenAPI 3.2 describes them: one event, whose data is JSON (but for the last, which is [DONE]).
-            data = {"type": "string", "contentMediaType": JSON, "contentSchema": _schema_of([streams])}
+            # As OpenAPI 3.2 describes them: one event, whose data is JSON.
+            several = streams if isinstance(streams, tuple) else [streams]
+            data: dict[str, Any] = {"type": "string"}
+            data |= {"contentMediaType": JSON, "contentSchema": _schema_of(several)}
+            if done:
+                data = {"anyOf": [{"const": DONE_DATA}, data]}
             event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
             content[_EVENTS] = {"schema": event}
         if lines is not None:
@@ -94,15 +109,19 @@ def answers(
     return Extra(make)
 
 
-def text_answer(media_type: str) -> Extra:
-    content = {media_type: {"schema": {"type": "string"}}}
+def text_answer(media_type: str, **more: str) -> Extra:
+    """A response that is no JSON. `more`: what its schema says beyond that it is text, or bytes."""
+    content = {media_type: {"schema": {"type": "string", **more}}}
     return Extra(lambda: {"responses": {"200": {"description": "The answer.", "content": content}}})
 
 
-def query(name: str, schema: dict[str, Any], description: str) -> Extra:
-    """A parameter that the route reads itself (of a route's `openapi_extra`)."""
-    parameter = {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
-    return Extra(lambda: {"parameters": [parameter]})
+def query(**parameters: dict[str, Any]) -> Extra:
+    """Parameters of a query that the route reads itself, by their schemas (of a route's `openapi_extra`)."""
+    described = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in parameters.items()
+    ]
+    return Extra(lambda: {"parameters": described})
 
 
 def _schema_of(kinds: Sequence[Any]) -> dict[str, Any]:
@@ -145,9 +164,21 @@ def _add_errors(operation: dict[str, Any], path: str, shape: Shape) -> None:
         told = shape(ErrorBody(message="", type="", request_id=""), status)
         shown = told if isinstance(told, Shaped) else Shaped(told, status)
         schema = _like(msgspec.json.decode(msgspec.json.encode(shown.value)))
+        if status == 500:
+            _may_fail(content, schema)
         answer = {"description": description, "content": {JSON: {"schema": schema}}}
         responses.setdefault(str(shown.status), answer)
     operation["responses"] = dict(sorted(responses.items()))
+
+
+def _may_fail(content: dict[str, Any], error: dict[str, Any]) -> None:
+    """Errors that come when a stream has begun are its last event or line."""
+    if (lines := content.get(LINES)) is not None:
+        lines["schema"] = {"anyOf": [lines["schema"], error]}
+    if (events := content.get(_EVENTS)) is not None:
+        data = events["schema"]["properties"]["data"]
+        data = data["anyOf"][-1] if "anyOf" in data else data
+        data["contentSchema"] = {"anyOf": [data["contentSchema"], error]}
 
 
 def _like(value: Any) -> dict[str, Any]:
@@ -172,6 +203,9 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
     def inline(node: Any) -> Any:
         if isinstance(node, dict):
+            # Which type's name stands for which schema: these say so, too, and what it points to is gone.
+            if isinstance(node.get("discriminator"), dict) and "propertyName" in node["discriminator"]:
+                node = {name: value for name, value in node.items() if name != "discriminator"}
             if "$ref" in node:
                 found = inline(definitions[node["$ref"].rsplit("/", 1)[1]])
                 return {**found, **{name: value for name, value in node.items() if name != "$ref"}}

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-DONE = b"data: [DONE]\n\n"
+DONE_DATA = "[DONE]"
+DONE = b"data: %b\n\n" % DONE_DATA.encode()
 
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 

@@ -4,64 +4,40 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from pydantic_core import from_json
 
 from tokentrail.answer import Answer, CallPiece, Choice, Chunk
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.anthropic.prompts import question_of
 from tokentrail.server.anthropic.requests import MessagesRequest
+from tokentrail.server.anthropic.responses import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Delta,
+    Event,
+    InputDelta,
+    MessageBody,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    OutputTokensDetails,
+    Ping,
+    SignatureDelta,
+    Stop,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+    UsageBody,
+)
 from tokentrail.server.errors import error_json
 from tokentrail.server.generation import Question, in_order
 from tokentrail.server.sse import MEDIA_TYPE, TextEvents, event, raw_event
-
-# --- on the wire -----------------------------------------------------------------------------------
-
-
-class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    text: str = ""
-
-
-class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
-    thinking: str = ""
-    signature: str = ""
-
-
-class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class OutputTokensDetails(msgspec.Struct):
-    thinking_tokens: int
-
-
-class UsageBody(msgspec.Struct):
-    input_tokens: int
-    """Without those found in the prefix cache."""
-    output_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens_details: OutputTokensDetails
-
-
-class MessageBody(msgspec.Struct, kw_only=True):
-    id: str
-    type: str = "message"
-    role: str = "assistant"
-    model: str
-    content: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_reason: str | None
-    stop_sequence: str | None
-    usage: UsageBody
-    seed: int
-    """Ours, as the next: the seed used, given or drawn. Sent again, it brings the same answer."""
-    system_fingerprint: str
-
 
 # --- whole -----------------------------------------------------------------------------------------
 
@@ -133,7 +109,7 @@ class MessagesDialect:
 
     def whole(self, answer: Answer, choices: list[Choice]) -> MessageBody:
         choice = choices[0]
-        content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
+        content: list[Block] = []
         if choice.reasoning:
             shown = choice.reasoning if self._show_thoughts else ""
             content.append(ThinkingBlock(shown, signature_of(choice.reasoning)))
@@ -199,7 +175,7 @@ class MessageStream:
             seed=answer.seed,
             system_fingerprint=answer.fingerprint,
         )
-        return _event("message_start", message=message) + _event("ping")
+        return _named(MessageStart(message)) + _named(Ping())
 
     def chunk(self, chunk: Chunk) -> bytes:
         data = b""
@@ -220,9 +196,8 @@ class MessageStream:
         data = self._close()
         all_used = self._answer.usage.completion_tokens >= self._max_tokens
         stop_reason, stop_sequence = stop_of(*self._finish, all_used=all_used)
-        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        data += _event("message_delta", delta=delta, usage=usage_of(self._answer))
-        return data + _event("message_stop")
+        data += _named(MessageDelta(Stop(stop_reason, stop_sequence), usage_of(self._answer)))
+        return data + _named(MessageStop())
 
     def failed(self, error: Exception) -> bytes:
         return b"event: error\n" + raw_event(error_json(error, anthropic_shape, self._request_id))
@@ -232,15 +207,13 @@ class MessageStream:
         self._thoughts.append(text)
         if not self._show_thoughts:
             return data
-        return data + self._delta({"type": "thinking_delta", "thinking": text})
+        return data + self._delta(ThinkingDelta(text))
 
     def _write(self, text: str) -> bytes:
         data = b""
         if self._open != "text":
             data = self._begin("text", TextBlock())
-            delta = {"type": "text_delta", "text": ""}
-            event = {"type": "content_block_delta", "index": self._index, "delta": delta}
-            self._text = TextEvents(event, "text")
+            self._text = TextEvents(BlockDelta(self._index, TextDelta("")), "text")
         assert self._text is not None
         return b"%bevent: content_block_delta\n%b" % (data, self._text.event(text))
 
@@ -251,13 +224,13 @@ class MessageStream:
             data = self._begin("tool_use", ToolUseBlock(piece.id or "", piece.name or "", {}))
         if not piece.arguments:
             return data
-        return data + self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+        return data + self._delta(InputDelta(piece.arguments))
 
-    def _begin(self, kind: str, block: TextBlock | ThinkingBlock | ToolUseBlock) -> bytes:
+    def _begin(self, kind: str, block: Block) -> bytes:
         data = self._close()
         self._index += 1
         self._open = kind
-        return data + _event("content_block_start", index=self._index, content_block=block)
+        return data + _named(BlockStart(self._index, block))
 
     def _close(self) -> bytes:
         if not self._open:
@@ -265,14 +238,15 @@ class MessageStream:
         data = b""
         if self._open == "thinking":
             signature = signature_of("".join(self._thoughts))
-            data = self._delta({"type": "signature_delta", "signature": signature})
+            data = self._delta(SignatureDelta(signature))
             self._thoughts.clear()
         self._open = ""
-        return data + _event("content_block_stop", index=self._index)
+        return data + _named(BlockStop(self._index))
 
-    def _delta(self, delta: dict[str, str]) -> bytes:
-        return _event("content_block_delta", index=self._index, delta=delta)
+    def _delta(self, delta: Delta) -> bytes:
+        return _named(BlockDelta(self._index, delta))
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\n" % kind.encode() + event({"type": kind, **fields})
+def _named(data: Event) -> bytes:
+    kind: Any = data.__struct_config__.tag
+    return b"event: %b\n" % kind.encode() + event(data)

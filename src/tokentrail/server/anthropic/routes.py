@@ -18,9 +18,11 @@ from tokentrail.protocol import InvalidRequest
 from tokentrail.server.anthropic.messages import MessagesDialect
 from tokentrail.server.anthropic.prompts import prompt_of
 from tokentrail.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from tokentrail.server.anthropic.responses import Event, MessageBody, TokenCount
 from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import Generation
-from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
 VERSION_HEADER = b"anthropic-version"
@@ -33,13 +35,13 @@ def create_router(state: ServerState) -> APIRouter:
     """To be included before OpenAI's, which has the same paths for models."""
     router = APIRouter(tags=["Anthropic"])
 
-    @router.post(PREFIX, openapi_extra=json_body(MessagesRequest))
+    @router.post(PREFIX, openapi_extra=json_body(MessagesRequest) | answers(MessageBody, streams=Event))
     async def messages(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
         body = await read_json(request, MessagesRequest, state.config.max_body_bytes)
         return Generation(state, request, MessagesDialect(body, request.state.client_request_id or ""))
 
-    @router.post(f"{PREFIX}/count_tokens", openapi_extra=json_body(CountTokensRequest))
+    @router.post(f"{PREFIX}/count_tokens", openapi_extra=json_body(CountTokensRequest) | answers(TokenCount))
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation is to the model."""
         body = await read_json(request, CountTokensRequest, state.config.max_body_bytes)
@@ -49,7 +51,7 @@ def create_router(state: ServerState) -> APIRouter:
         prompt = prompt_of(body)
         # A long text takes a while, which must not hold up streams.
         ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
-        return json_response({"input_tokens": len(ids)})
+        return json_response(TokenCount(len(ids)))
 
     models = APIRouter(prefix="/v1/models", route_class=_VersionedRoute, include_in_schema=False)
 

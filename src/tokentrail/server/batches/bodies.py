@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -87,17 +87,26 @@ class LineResult(msgspec.Struct, kw_only=True):
     error: LineError | None
 
 
-class ListBody(msgspec.Struct, kw_only=True):
+class Deleted(msgspec.Struct):
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+Entry = TypeVar("Entry", FileBody, BatchBody)
+
+
+class ListBody(msgspec.Struct, Generic[Entry], kw_only=True):
     """A page."""
 
     object: str = "list"
-    data: list[Any]
+    data: list[Entry]
     has_more: bool
     first_id: str | None
     last_id: str | None
 
 
-def page(found: list[Any], limit: int) -> ListBody:
+def page(found: list[Entry], limit: int) -> ListBody[Entry]:
     """`found`: one more than `limit`, if there are."""
     data = found[:limit]
     return ListBody(

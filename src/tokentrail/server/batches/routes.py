@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.batches.bodies import BatchBody, FileBody, page
+from tokentrail.server.batches.bodies import BatchBody, Deleted, FileBody, ListBody, page
 from tokentrail.server.batches.runner import BatchRunner
 from tokentrail.server.batches.store import new_id, now
 from tokentrail.server.batches.upload import receive
 from tokentrail.server.body import refuse_foreign_pages
 from tokentrail.server.errors import HTTPError
-from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.openapi import Extra, answers, json_body, query, text_answer
+from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -27,9 +28,10 @@ MOST_OPEN = 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW = 14 * 86400
+_BYTES = "application/octet-stream"
 _MOST_FILES, _MOST_BATCHES = 10_000, 100
 """On a page."""
-_FORM = {
+_FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -96,7 +98,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             raise _not_found("file", id)
         return file
 
-    @router.post("/files", openapi_extra=_FORM)
+    @router.post("/files", openapi_extra=Extra(lambda: _FORM) | answers(FileBody))
     async def upload_file(request: Request) -> Response:
         """Upload a batch's input: JSON Lines."""
         refuse_foreign_pages(request)
@@ -133,7 +135,8 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
 
     @router.get(
         "/files",
-        openapi_extra=_query(
+        openapi_extra=answers(ListBody[FileBody])
+        | query(
             purpose={"type": "string"},
             limit={"type": "integer", "minimum": 1, "maximum": _MOST_FILES, "default": _MOST_FILES},
             order={"type": "string", "enum": ["asc", "desc"], "default": "desc"},
@@ -142,16 +145,16 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
     )
     async def list_files(request: Request) -> Response:
         """Files, the newest first. `purpose`, `limit`, `order` (desc, asc), `after` (a file's id)."""
-        query = request.query_params
+        given = request.query_params
         limit = _limit(request, _MOST_FILES, _MOST_FILES)
-        order = query.get("order", "desc")
+        order = given.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"order must be asc or desc, not {order[:20]!r}.", param="order")
         found = await call(
             store.files,
             request.state.identity.tenant,
-            purpose=query.get("purpose"),
-            after=query.get("after"),
+            purpose=given.get("purpose"),
+            after=given.get("after"),
             limit=limit,
             ascending=order == "asc",
         )
@@ -159,12 +162,12 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             raise _no_such_after()
         return json_response(page(found, limit))
 
-    @router.get("/files/{id}")
+    @router.get("/files/{id}", openapi_extra=answers(FileBody))
     async def get_file(request: Request, id: str) -> Response:
         """One file."""
         return json_response(await find(request, id))
 
-    @router.get("/files/{id}/content")
+    @router.get("/files/{id}/content", openapi_extra=text_answer(_BYTES, format="binary"))
     async def file_content(request: Request, id: str) -> Response:
         """What is in it."""
         file = await find(request, id)
@@ -173,12 +176,12 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             raise _not_found("file", id)
         return FileResponse(
             path,
-            media_type="application/octet-stream",
+            media_type=_BYTES,
             filename=file.filename,
             headers={"x-content-type-options": "nosniff"},
         )
 
-    @router.delete("/files/{id}")
+    @router.delete("/files/{id}", openapi_extra=answers(Deleted))
     async def delete_file(request: Request, id: str) -> Response:
         """Remove a file."""
         file = await find(request, id)
@@ -187,13 +190,13 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
             raise InvalidRequest(
                 f"The file is the input of {needed}, which is not over. Cancel that first.", param="id"
             )
-        return json_response({"id": file.id, "object": "file", "deleted": True})
+        return json_response(Deleted(file.id))
 
 
 def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> None:
     store, call = runner.store, runner.call
 
-    @router.post("/batches", openapi_extra=json_body(CreateBatch))
+    @router.post("/batches", openapi_extra=json_body(CreateBatch) | answers(BatchBody))
     async def create_batch(request: Request) -> Response:
         """Have the requests of an uploaded file answered in the background."""
         body = await read_json(request, CreateBatch, state.config.max_body_bytes)
@@ -225,7 +228,8 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
 
     @router.get(
         "/batches",
-        openapi_extra=_query(
+        openapi_extra=answers(ListBody[BatchBody])
+        | query(
             limit={"type": "integer", "minimum": 1, "maximum": _MOST_BATCHES, "default": 20},
             after={"type": "string"},
         ),
@@ -239,7 +243,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
             raise _no_such_after()
         return json_response(page(found, limit))
 
-    @router.get("/batches/{id}")
+    @router.get("/batches/{id}", openapi_extra=answers(BatchBody))
     async def get_batch(request: Request, id: str) -> Response:
         """One batch."""
         batch = await call(store.batch, request.state.identity.tenant, id)
@@ -247,7 +251,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
             raise _not_found("batch", id)
         return json_response(batch)
 
-    @router.post("/batches/{id}/cancel")
+    @router.post("/batches/{id}/cancel", openapi_extra=answers(BatchBody))
     async def cancel_batch(request: Request, id: str) -> Response:
         """End a batch; what it has done by then is kept."""
         refuse_foreign_pages(request)
@@ -264,15 +268,6 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
                 code="batch_over",
             )
         return json_response(batch)
-
-
-def _query(**parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of a query for the OpenAPI document."""
-    described = [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in parameters.items()
-    ]
-    return {"parameters": described}
 
 
 def _limit(request: Request, most: int, default: int) -> int:

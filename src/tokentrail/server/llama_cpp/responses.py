@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokentrail.server.embedding import Vector
+
 
 class Probability(msgspec.Struct):
     id: int
@@ -57,3 +59,57 @@ class Completion(msgspec.Struct, kw_only=True):
     tokens_cached: int | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     completion_probabilities: list[TokenProbabilities] | UnsetType = UNSET
+
+
+class Embedded(msgspec.Struct):
+    index: int
+    embedding: list[Vector]
+    """One vector: they are pooled."""
+
+
+class Applied(msgspec.Struct):
+    prompt: str
+
+
+class Modalities(msgspec.Struct):
+    vision: bool = False
+    audio: bool = False
+
+
+class TemplateCaps(msgspec.Struct):
+    supports_tools: bool
+
+
+class GenerationDefaults(msgspec.Struct, kw_only=True):
+    """How tokens are drawn unless a request says."""
+
+    id: int = 0
+    id_task: int = -1
+    n_ctx: int
+    speculative: bool = False
+    is_processing: bool = False
+    params: dict[str, Any]
+    prompt: str = ""
+
+
+class Props(msgspec.Struct, kw_only=True):
+    default_generation_settings: GenerationDefaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    chat_template_caps: TemplateCaps
+    bos_token: str
+    eos_token: str
+    modalities: Modalities = msgspec.field(default_factory=Modalities)
+    build_info: str
+    is_sleeping: bool = False
+
+
+class Slot(msgspec.Struct, kw_only=True):
+    """A place for an answer. Without what is asked or answered: it is somebody's."""
+
+    id: int
+    n_ctx: int
+    speculative: bool = False
+    is_processing: bool

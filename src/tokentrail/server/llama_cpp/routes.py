@@ -23,7 +23,15 @@ from tokentrail.server.llama_cpp.requests import (
     EmbeddingRequest,
     InfillRequest,
 )
-from tokentrail.server.llama_cpp.responses import Completion
+from tokentrail.server.llama_cpp.responses import (
+    Applied,
+    Completion,
+    Embedded,
+    GenerationDefaults,
+    Props,
+    Slot,
+    TemplateCaps,
+)
 from tokentrail.server.naming import find_model
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.openapi import answers, json_body
@@ -55,7 +63,11 @@ def create_router(state: ServerState) -> APIRouter:
 
     # With `response_fields` any of its fields may be missing.
     completed = answers(
-        Completion, list[Completion], dict[str, Any], list[dict[str, Any]], streams=Completion
+        Completion,
+        list[Completion],
+        dict[str, Any],
+        list[dict[str, Any]],
+        streams=(Completion, dict[str, Any]),
     )
     schema = json_body(CompletionRequest) | completed
     router.add_api_route("/completion", completion, methods=["POST"], openapi_extra=schema)
@@ -86,22 +98,22 @@ def create_router(state: ServerState) -> APIRouter:
         normalize = body.embd_normalize == 2
         made = await embed(state, request, model, prompts, normalize=normalize, field=field)
         vectors = await as_numbers(made)
-        return json_response([{"index": index, "embedding": [one]} for index, one in enumerate(vectors)])
+        return json_response([Embedded(index, [one]) for index, one in enumerate(vectors)])
 
-    schema = json_body(EmbeddingRequest) | answers(list[dict[str, Any]])
+    schema = json_body(EmbeddingRequest) | answers(list[Embedded])
     router.add_api_route("/embedding", embedding, methods=["POST"], openapi_extra=schema)
     router.add_api_route("/embeddings", embedding, methods=["POST"], include_in_schema=False)
 
-    @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest) | answers(dict[str, str]))
+    @router.post("/apply-template", openapi_extra=json_body(ApplyTemplateRequest) | answers(Applied))
     async def apply_template(request: Request) -> Response:
         """What the chat template makes of a conversation."""
         body = await read(request, ApplyTemplateRequest)
         backend = state.ready_backend()
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(None, lambda: backend.render(prompt_of(body)))
-        return json_response({"prompt": text})
+        return json_response(Applied(text))
 
-    @router.get("/props", openapi_extra=answers(dict[str, Any]))
+    @router.get("/props", openapi_extra=answers(Props))
     async def props() -> Response:
         """What the server has, and how it draws unless a request says."""
         backend = state.ready_backend()
@@ -109,30 +121,22 @@ def create_router(state: ServerState) -> APIRouter:
         details = backend.details(card.id)
         drawn = details.defaults.fill(SamplingParams(), DEFAULTED)
         return json_response(
-            {
-                "default_generation_settings": {
-                    "id": 0,
-                    "id_task": -1,
-                    "n_ctx": card.max_model_len,
-                    "speculative": False,
-                    "is_processing": False,
-                    "params": settings(drawn, card.max_model_len),
-                    "prompt": "",
-                },
-                "total_slots": details.max_sequences,
-                "model_alias": card.id,
-                "model_path": details.file,
-                "chat_template": details.chat_template or "",
-                "chat_template_caps": {"supports_tools": details.calls_tools},
-                "bos_token": details.bos_token or "",
-                "eos_token": details.eos_token or "",
-                "modalities": {"vision": False, "audio": False},
-                "build_info": f"tokentrail-{__version__}",
-                "is_sleeping": False,
-            }
+            Props(
+                default_generation_settings=GenerationDefaults(
+                    n_ctx=card.max_model_len, params=settings(drawn, card.max_model_len)
+                ),
+                total_slots=details.max_sequences,
+                model_alias=card.id,
+                model_path=details.file,
+                chat_template=details.chat_template or "",
+                chat_template_caps=TemplateCaps(details.calls_tools),
+                bos_token=details.bos_token or "",
+                eos_token=details.eos_token or "",
+                build_info=f"tokentrail-{__version__}",
+            )
         )
 
-    @router.get("/slots", openapi_extra=answers(list[dict[str, Any]]))
+    @router.get("/slots", openapi_extra=answers(list[Slot]))
     async def slots(fail_on_no_slot: str = "") -> Response:
         """Places for answers, and which are taken. With `fail_on_no_slot=1`: 503 if all are."""
         backend = state.ready_backend()
@@ -140,14 +144,11 @@ def create_router(state: ServerState) -> APIRouter:
         count, running = backend.details(card.id).max_sequences, backend.stats.running
         if fail_on_no_slot and running >= count:
             raise unavailable("no slot available", "no_slot")
-        return json_response([_slot(id, card.max_model_len, taken=id < running) for id in range(count)])
+        return json_response(
+            [Slot(id=id, n_ctx=card.max_model_len, is_processing=id < running) for id in range(count)]
+        )
 
     return router
-
-
-def _slot(id: int, context: int, *, taken: bool) -> dict[str, Any]:
-    """Without what is asked or answered: it is somebody's."""
-    return {"id": id, "n_ctx": context, "speculative": False, "is_processing": taken}
 
 
 def _model(backend: Backend, name: str | None) -> str:

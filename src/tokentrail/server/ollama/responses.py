@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokentrail.server.embedding import Vector
 from tokentrail.server.openai.responses import TokenLogprobBody
 
 
@@ -87,10 +88,20 @@ class ShownModel(msgspec.Struct, kw_only=True):
 
 class Embedded(msgspec.Struct, kw_only=True):
     model: str
-    embeddings: list[msgspec.Raw]
+    embeddings: list[Vector]
     total_duration: int
     load_duration: int = 0
     prompt_eval_count: int
+
+
+class EmbeddedOne(msgspec.Struct):
+    """/api/embeddings, Ollama's older way."""
+
+    embedding: Vector
+
+
+class Version(msgspec.Struct):
+    version: str
 
 
 class Status(msgspec.Struct):

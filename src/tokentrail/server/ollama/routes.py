@@ -24,7 +24,15 @@ from tokentrail.server.ollama.requests import (
     GenerateRequest,
     PullRequest,
 )
-from tokentrail.server.ollama.responses import Embedded, ModelList, Reply, ShownModel, Status
+from tokentrail.server.ollama.responses import (
+    Embedded,
+    EmbeddedOne,
+    ModelList,
+    Reply,
+    ShownModel,
+    Status,
+    Version,
+)
 from tokentrail.server.openai.embeddings import MOST_INPUTS
 from tokentrail.server.openapi import LINES, answers, json_body
 from tokentrail.server.schemas import Model, json_response, read_json
@@ -89,7 +97,7 @@ def create_router(state: ServerState) -> APIRouter:
             )
         )
 
-    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest) | answers(dict[str, list[float]]))
+    @router.post("/embeddings", openapi_extra=json_body(EmbeddingsRequest) | answers(EmbeddedOne))
     async def embeddings(request: Request) -> Response:
         """The vector of a text, as the model makes it."""
         body = await read(request, EmbeddingsRequest)
@@ -101,7 +109,7 @@ def create_router(state: ServerState) -> APIRouter:
                 state, request, card.id, [prompt], normalize=False, truncate_tokens=-1, field="prompt"
             )
             (vector,) = await as_numbers(made)
-        return json_response({"embedding": vector})
+        return json_response(EmbeddedOne(vector))
 
     @router.get("/tags", openapi_extra=answers(ModelList))
     async def tags() -> Response:
@@ -122,10 +130,10 @@ def create_router(state: ServerState) -> APIRouter:
         backend = state.ready_backend()
         return json_response(shown(backend, find(backend, body.asked)))
 
-    @router.get("/version", openapi_extra=answers(dict[str, str]))
+    @router.get("/version", openapi_extra=answers(Version))
     async def version() -> Response:
         """The version of Ollama whose API this is."""
-        return json_response({"version": VERSION})
+        return json_response(Version(VERSION))
 
     @router.post("/pull", openapi_extra=json_body(PullRequest) | answers(Status, lines=Status))
     async def pull(request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter
@@ -79,9 +79,14 @@ class EmbeddingsRequest(BaseModel):
         return [TextPrompt(one) if isinstance(one, str) else TokensPrompt(one) for one in given]
 
 
+_NUMBERS_OR_BASE64: dict[str, Any] = {
+    "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]
+}
+
+
 class EmbeddingObject(msgspec.Struct):
     index: int
-    embedding: msgspec.Raw
+    embedding: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_NUMBERS_OR_BASE64)]
     object: str = "embedding"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from tokentrail.protocol import InvalidRequest
@@ -53,7 +54,22 @@ class ModerationRequest(BaseModel):
     model: str | None = None
 
 
-async def moderate(body: ModerationRequest, state: ServerState) -> dict[str, Any]:
+class ModerationResult(msgspec.Struct):
+    """What is found in one text; all by category."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[str]]
+
+
+class Moderation(msgspec.Struct):
+    id: str
+    model: str
+    results: list[ModerationResult]
+
+
+async def moderate(body: ModerationRequest, state: ServerState) -> Moderation:
     """What the filters for prompts find, in OpenAI's form: a score is 1 or 0, for rules know no more."""
     gateway = state.gateway
     if gateway is None or not gateway.rules:
@@ -66,7 +82,7 @@ async def moderate(body: ModerationRequest, state: ServerState) -> dict[str, Any
     texts = _texts(body)
     loop = asyncio.get_running_loop()
     results = await loop.run_in_executor(None, lambda: [_result(gateway.rules, text) for text in texts])
-    return {"id": f"modr-{uuid.uuid4().hex}", "model": body.model or "tokentrail-filters", "results": results}
+    return Moderation(f"modr-{uuid.uuid4().hex}", body.model or "tokentrail-filters", results)
 
 
 def _texts(body: ModerationRequest) -> list[str]:
@@ -90,14 +106,14 @@ def _texts(body: ModerationRequest) -> list[str]:
     return ["\n".join(parts)]
 
 
-def _result(rules: list[Rule], text: str) -> dict[str, Any]:
+def _result(rules: list[Rule], text: str) -> ModerationResult:
     from tokentrail.gateway.filters import find
 
     found = {rule.category for rule in rules if find(rule.finder, text)}
     names = dict.fromkeys([*CATEGORIES, *(rule.category for rule in rules)])
-    return {
-        "flagged": bool(found),
-        "categories": {name: name in found for name in names},
-        "category_scores": {name: float(name in found) for name in names},
-        "category_applied_input_types": {name: ["text"] if name in found else [] for name in names},
-    }
+    return ModerationResult(
+        bool(found),
+        {name: name in found for name in names},
+        {name: float(name in found) for name in names},
+        {name: ["text"] if name in found else [] for name in names},
+    )

@@ -11,7 +11,7 @@ from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import Generation
 from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.embeddings import add_embeddings
-from tokentrail.server.openai.moderations import ModerationRequest, moderate
+from tokentrail.server.openai.moderations import Moderation, ModerationRequest, moderate
 from tokentrail.server.openai.requests import ChatCompletionRequest, CompletionRequest
 from tokentrail.server.openai.responses import ChatChunk, ChatCompletion, Completion, ModelBody, ModelList
 from tokentrail.server.openapi import answers, json_body
@@ -24,7 +24,8 @@ def create_router(state: ServerState) -> APIRouter:
 
     @router.post(
         "/chat/completions",
-        openapi_extra=json_body(ChatCompletionRequest) | answers(ChatCompletion, streams=ChatChunk),
+        openapi_extra=json_body(ChatCompletionRequest)
+        | answers(ChatCompletion, streams=ChatChunk, done=True),
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation; with `stream`, as server-sent events."""
@@ -34,7 +35,7 @@ def create_router(state: ServerState) -> APIRouter:
 
     @router.post(
         "/completions",
-        openapi_extra=json_body(CompletionRequest) | answers(Completion, streams=Completion),
+        openapi_extra=json_body(CompletionRequest) | answers(Completion, streams=Completion, done=True),
     )
     async def text_completions(request: Request) -> Response:
         """Continue one or several texts or token lists; with `stream`, as server-sent events."""
@@ -43,7 +44,7 @@ def create_router(state: ServerState) -> APIRouter:
 
     add_embeddings(router, state)
 
-    @router.post("/moderations", openapi_extra=json_body(ModerationRequest))
+    @router.post("/moderations", openapi_extra=json_body(ModerationRequest) | answers(Moderation))
     async def moderations(request: Request) -> Response:
         """What the filters of the deployment file find in a text."""
         body = await read_json(request, ModerationRequest, state.config.max_body_bytes)

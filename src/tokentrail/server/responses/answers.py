@@ -3,75 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
+from msgspec import UNSET
 
 from tokentrail.answer import Answer, CallPiece, ChatPrompt, Choice, Chunk
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.generation import Question, in_order
 from tokentrail.server.openai.responses import TokenLogprobBody
 from tokentrail.server.openai.scores import logprob_body
+from tokentrail.server.responses.bodies import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Completed,
+    Created,
+    ErrorBody,
+    Event,
+    Failed,
+    FunctionCallItem,
+    Incomplete,
+    IncompleteDetails,
+    InProgress,
+    InputTokensDetails,
+    ItemAdded,
+    ItemDone,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    PartAdded,
+    PartDone,
+    ReasoningBody,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningItem,
+    ReasoningText,
+    ResponseBody,
+    TextBody,
+    TextDelta,
+    TextDone,
+    UsageBody,
+)
 from tokentrail.server.responses.questions import question_of
 from tokentrail.server.responses.requests import ResponsesRequest, ToolChoice
 from tokentrail.server.sse import MEDIA_TYPE, event
 
-# --- on the wire -----------------------------------------------------------------------------------
-
-
-class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    text: str = ""
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprobBody] = []
-
-
-class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    text: str = ""
-
-
-class MessageItem(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    id: str
-    role: str = "assistant"
-    status: str
-    content: list[OutputText]
-
-
-class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
-    id: str
-    status: str
-    summary: list[Any] = []
-    """Always empty: thoughts are shown as they are."""
-    content: list[ReasoningText]
-
-
-class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: str
-
-
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 _PREFIXES = {MessageItem: "msg", ReasoningItem: "rs", FunctionCallItem: "fc"}
 
 
-def usage_of(answer: Answer) -> dict[str, Any]:
+def usage_of(answer: Answer) -> UsageBody:
     usage = answer.usage
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+    return UsageBody(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(usage.reasoning_tokens),
+        usage.prompt_tokens + usage.completion_tokens,
+    )
 
 
 INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Finish reasons of answers that are not whole → OpenAI's words for them."""
-Keep = Callable[[dict[str, Any], Sequence[OutputItem]], None]
-"""Keeps a response, and its items, which it holds."""
+Keep = Callable[[ResponseBody], None]
+"""Keeps a response."""
 
 
 class ResponsesDialect:
@@ -98,7 +93,7 @@ class ResponsesDialect:
     def question(self) -> Question:
         return question_of(self._body, self._prompt())
 
-    def whole(self, answer: Answer, choices: list[Choice]) -> dict[str, Any]:
+    def whole(self, answer: Answer, choices: list[Choice]) -> ResponseBody:
         choice = choices[0]
         items: list[OutputItem] = []
         if choice.reasoning:
@@ -129,70 +124,57 @@ class ResponsesDialect:
     def stream(self, answer: Answer) -> ResponseStream:
         return ResponseStream(answer, self)
 
-    def frame(self, answer: Answer) -> dict[str, Any]:
+    def frame(self, answer: Answer) -> ResponseBody:
         """A response that has no output yet."""
         body = self._body
         reasoning, text, choice = body.reasoning, body.text, body.tool_choice
         format = text.format if text is not None else None
-        return {
-            "id": answer.id,
-            "object": "response",
-            "created_at": answer.created,
-            "status": "in_progress",
-            "background": False,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "model": answer.model,
-            "output": [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "reasoning": {
-                "effort": reasoning and reasoning.effort,
-                "summary": reasoning and (reasoning.summary or reasoning.generate_summary),
-            },
-            "store": self._keep is not None,
-            "temperature": body.temperature,
-            "text": {
-                "format": {"type": "text"}
-                if format is None
-                else format.model_dump(by_alias=True, exclude_none=True),
-                **({"verbosity": text.verbosity} if text is not None and text.verbosity else {}),
-            },
-            "tool_choice": choice.model_dump(exclude_none=True)
+        return ResponseBody(
+            id=answer.id,
+            created_at=answer.created,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            model=answer.model,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning=ReasoningBody(None, None)
+            if reasoning is None
+            else ReasoningBody(reasoning.effort, reasoning.summary or reasoning.generate_summary),
+            store=self._keep is not None,
+            temperature=body.temperature,
+            text=TextBody(
+                {"type": "text"} if format is None else format.model_dump(by_alias=True, exclude_none=True),
+                text.verbosity if text is not None and text.verbosity else UNSET,
+            ),
+            tool_choice=choice.model_dump(exclude_none=True)
             if isinstance(choice, ToolChoice)
             else choice or "auto",
-            "tools": [
+            tools=[
                 {"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)}
                 for tool in body.tools or ()
             ],
-            "top_logprobs": body.top_logprobs,
-            "top_p": body.top_p,
-            "truncation": body.truncation or "disabled",
-            "usage": None,
-            "user": body.user,
-            "metadata": body.metadata or {},
-            # Ours: the seed used, given or drawn. Sent again, it brings the same answer.
-            "seed": answer.seed,
-            "system_fingerprint": answer.fingerprint,
-        }
+            top_logprobs=body.top_logprobs,
+            top_p=body.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+            metadata=body.metadata or {},
+            seed=answer.seed,
+            system_fingerprint=answer.fingerprint,
+        )
 
-    def ended(self, answer: Answer, items: Sequence[OutputItem], reason: str | None) -> dict[str, Any]:
+    def ended(self, answer: Answer, items: list[OutputItem], reason: str | None) -> ResponseBody:
         """The response as it is at its end, which is kept."""
         response = self.frame(answer)
-        response |= {"status": "completed", "completed_at": int(time.time())}
+        response.output, response.usage = items, usage_of(answer)
         if reason in INCOMPLETE:
-            response |= {
-                "status": "incomplete",
-                "completed_at": None,
-                "incomplete_details": {"reason": INCOMPLETE[reason]},
-            }
+            response.status, response.completed_at = "incomplete", None
+            response.incomplete_details = IncompleteDetails(INCOMPLETE[reason])
             if items:
                 items[-1].status = "incomplete"
-        response |= {"output": items, "usage": usage_of(answer)}
+        else:
+            response.status, response.completed_at = "completed", int(time.time())
         if self._keep is not None:
-            self._keep(response, items)
+            self._keep(response)
         return response
 
 
@@ -222,6 +204,7 @@ class ResponseStream:
         """Of tokens whose text is held back."""
         self._written: list[TokenLogprobBody] = []
         """Of the open item's text."""
+        self._all_logprobs: list[TokenLogprobBody] = []
         self._call = -1
         self._shown = 0
         """Characters of text so far."""
@@ -229,14 +212,14 @@ class ResponseStream:
 
     def start(self) -> bytes:
         response = self._dialect.frame(self._answer)
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        return self._event(Created(response=response)) + self._event(InProgress(response=response))
 
     def chunk(self, chunk: Chunk) -> bytes:
         data = b""
         if chunk.logprobs:
-            self._logprobs += [logprob_body(entry) for entry in chunk.logprobs]
+            entries = [logprob_body(entry) for entry in chunk.logprobs]
+            self._logprobs += entries
+            self._all_logprobs += entries
         if chunk.reasoning:
             data += self._of_kind(ReasoningItem) + self._think(chunk.reasoning)
         for part in in_order(chunk.text, chunk.calls, self._shown):
@@ -250,10 +233,10 @@ class ResponseStream:
         data = b"" if self._items else self._of_kind(MessageItem)
         incomplete = self._reason in INCOMPLETE
         data += self._close("incomplete" if incomplete else "completed")
+        self._gather_logprobs()
         response = self._dialect.ended(self._answer, self._items, self._reason)
-        return data + self._event(
-            "response.incomplete" if incomplete else "response.completed", response=response
-        )
+        kind = Incomplete if incomplete else Completed
+        return data + self._event(kind(response=response))
 
     def failed(self, error: Exception) -> bytes:
         response = self._dialect.frame(self._answer)
@@ -261,13 +244,10 @@ class ResponseStream:
         busy = isinstance(error, TokentrailError) and error.status == 429
         code = "rate_limit_exceeded" if busy else "server_error"
         # Closes nothing: what is open stays a piece.
-        response |= {
-            "status": "failed",
-            "error": {"code": code, "message": message},
-            "output": self._items[:-1] if self._open else self._items,
-            "usage": usage_of(self._answer),
-        }
-        return self._event("response.failed", response=response)
+        response.status, response.error = "failed", ErrorBody(code, message)
+        response.output = self._items[:-1] if self._open else self._items
+        response.usage = usage_of(self._answer)
+        return self._event(Failed(response=response))
 
     # --- items ---
 
@@ -277,11 +257,11 @@ class ResponseStream:
             return b""
         part: OutputText | ReasoningText = OutputText() if kind is MessageItem else ReasoningText()
         data = self._begin(kind(id=self._next_id(kind), status="in_progress", content=[]))
-        return data + self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+        return data + self._event(PartAdded(**self._place(), part=part))
 
     def _think(self, text: str) -> bytes:
         self._pieces.append(text)
-        return self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
+        return self._event(ReasoningDelta(**self._place(), delta=text))
 
     def _write(self, text: str) -> bytes:
         return self._of_kind(MessageItem) + self._delta(text)
@@ -290,9 +270,7 @@ class ResponseStream:
         self._pieces.append(text)
         entries, self._logprobs = self._logprobs, []
         self._written += entries
-        return self._event(
-            "response.output_text.delta", **self._place(), content_index=0, delta=text, logprobs=entries
-        )
+        return self._event(TextDelta(**self._place(), delta=text, logprobs=entries))
 
     def _piece(self, piece: CallPiece) -> bytes:
         data = b""
@@ -309,9 +287,7 @@ class ResponseStream:
         if not piece.arguments:
             return data
         self._pieces.append(piece.arguments)
-        return data + self._event(
-            "response.function_call_arguments.delta", **self._place(), delta=piece.arguments
-        )
+        return data + self._event(ArgumentsDelta(**self._place(), delta=piece.arguments))
 
     def _begin(self, item: OutputItem) -> bytes:
         data = self._close("completed")
@@ -319,8 +295,7 @@ class ResponseStream:
         self._open = True
         self._pieces = []
         self._written = []
-        place = self._place()
-        return data + self._event("response.output_item.added", output_index=place["output_index"], item=item)
+        return data + self._event(ItemAdded(output_index=len(self._items) - 1, item=item))
 
     def _close(self, status: str) -> bytes:
         if not self._open:
@@ -332,22 +307,25 @@ class ResponseStream:
         text = "".join(self._pieces)
         if isinstance(item, FunctionCallItem):
             item.arguments = text
-            data += self._event(
-                "response.function_call_arguments.done", **place, name=item.name, arguments=text
-            )
+            data += self._event(ArgumentsDone(**place, name=item.name, arguments=text))
         elif isinstance(item, ReasoningItem):
             item.content = [ReasoningText(text)]
-            data += self._event("response.reasoning_text.done", **place, content_index=0, text=text)
-            data += self._event("response.content_part.done", **place, content_index=0, part=item.content[0])
+            data += self._event(ReasoningDone(**place, text=text))
+            data += self._event(PartDone(**place, part=item.content[0]))
         else:
             item.content = [OutputText(text, logprobs=self._written)]
-            data += self._event(
-                "response.output_text.done", **place, content_index=0, text=text, logprobs=self._written
-            )
-            data += self._event("response.content_part.done", **place, content_index=0, part=item.content[0])
+            data += self._event(TextDone(**place, text=text, logprobs=self._written))
+            data += self._event(PartDone(**place, part=item.content[0]))
         item.status = status
         self._open = False
-        return data + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        return data + self._event(ItemDone(output_index=place["output_index"], item=item))
+
+    def _gather_logprobs(self) -> None:
+        """The first text of a response has them all, as in one that is sent whole: those of calls behind it, too."""
+        rest = self._all_logprobs
+        for item in self._items:
+            if isinstance(item, MessageItem):
+                item.content[0].logprobs, rest = rest, []
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
@@ -355,7 +333,8 @@ class ResponseStream:
     def _next_id(self, kind: type[OutputItem]) -> str:
         return _id(self._answer, kind, len(self._items))
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number = self._number
+    def _event(self, data: Event) -> bytes:
+        data.sequence_number = self._number
         self._number += 1
-        return b"event: %b\n" % kind.encode() + event({"type": kind, "sequence_number": number, **fields})
+        kind: Any = data.__struct_config__.tag
+        return b"event: %b\n" % kind.encode() + event(data)

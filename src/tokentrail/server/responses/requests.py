@@ -135,7 +135,8 @@ class ResponsesRequest(CheckedRequest):
     cache_salt: str | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
-        "background": "nothing is answered behind a request's back. Stream the answer.",
+        "background": "an answer is made while its connection is open, and only whole ones are kept. "
+        "Stream the answer, or send requests that can wait to /v1/batches (--files-dir).",
         "conversation": "use previous_response_id, or send the conversation in input.",
         "context_management": "shorten the conversation yourself, or set truncation to auto.",
         "moderation": "this server does not moderate.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,12 +14,14 @@ from tokentrail.answer import ChatPrompt
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.errors import HTTPError, model_not_found
 from tokentrail.server.generation import Generation
-from tokentrail.server.responses.answers import OutputItem, ResponsesDialect
+from tokentrail.server.openapi import answers, json_body, query
+from tokentrail.server.responses.answers import ResponsesDialect
+from tokentrail.server.responses.bodies import Deleted, Event, InputTokens, ItemPage, ResponseBody
 from tokentrail.server.responses.items import cut_to_fit, kept_form, references, resolved
 from tokentrail.server.responses.questions import prompt_of
 from tokentrail.server.responses.requests import Item, ResponsesRequest
 from tokentrail.server.responses.store import Kept, ResponseStore
-from tokentrail.server.schemas import json_body, json_response, read_json
+from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
 _MOST_LISTED = 100
@@ -33,7 +34,7 @@ def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v1/responses", tags=["OpenAI Responses"])
     store = ResponseStore(state.config.responses_store)
 
-    @router.post("", openapi_extra=json_body(ResponsesRequest))
+    @router.post("", openapi_extra=json_body(ResponsesRequest) | answers(ResponseBody, streams=Event))
     async def create(request: Request) -> Response:
         """Answer items; with `stream`, as typed events."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
@@ -43,9 +44,9 @@ def create_router(state: ServerState) -> APIRouter:
         if body.truncation == "auto":
             prompt = await _fitting(state, body, prompt_of(body, history, items))
 
-        def keep(response: dict[str, Any], output: Sequence[OutputItem]) -> None:
+        def keep(response: ResponseBody) -> None:
             kept = [kept_form(item) for item in items]
-            store.keep(tenant, response, output, kept, body.previous_response_id)
+            store.keep(tenant, response.id, response, response.output, kept, body.previous_response_id)
 
         dialect = ResponsesDialect(
             body,
@@ -54,7 +55,7 @@ def create_router(state: ServerState) -> APIRouter:
         )
         return Generation(state, request, dialect)
 
-    @router.post("/input_tokens", openapi_extra=json_body(ResponsesRequest))
+    @router.post("/input_tokens", openapi_extra=json_body(ResponsesRequest) | answers(InputTokens))
     async def input_tokens(request: Request) -> Response:
         """How many tokens a request is to the model."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
@@ -64,23 +65,23 @@ def create_router(state: ServerState) -> APIRouter:
         prompt = prompt_of(body, *await _told(store, request.state.identity.tenant, body))
         # A long text takes a while, which must not hold up streams.
         ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+        return json_response(InputTokens(input_tokens=len(ids)))
 
-    @router.get("/{id}")
+    @router.get("/{id}", openapi_extra=answers(ResponseBody))
     async def retrieve(request: Request, id: str) -> Response:
         """A response that is kept."""
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise InvalidRequest("stream is not supported here: responses are kept whole.", param="stream")
         return Response(_kept(store, request, id).response, media_type="application/json")
 
-    @router.delete("/{id}")
+    @router.delete("/{id}", openapi_extra=answers(Deleted))
     async def delete(request: Request, id: str) -> Response:
         """Forget a response."""
         _kept(store, request, id)
         store.delete(request.state.identity.tenant, id)
-        return json_response({"id": id, "object": "response", "deleted": True})
+        return json_response(Deleted(id))
 
-    @router.post("/{id}/cancel")
+    @router.post("/{id}/cancel", openapi_extra=answers(ResponseBody))
     async def cancel(request: Request, id: str) -> Response:
         """Refused: only responses in the background can be cancelled, and here are none."""
         _kept(store, request, id)
@@ -90,7 +91,15 @@ def create_router(state: ServerState) -> APIRouter:
             param="id",
         )
 
-    @router.get("/{id}/input_items")
+    @router.get(
+        "/{id}/input_items",
+        openapi_extra=answers(ItemPage)
+        | query(
+            limit={"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": 20},
+            order={"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+            after={"type": "string"},
+        ),
+    )
     async def input_items(request: Request, id: str) -> Response:
         """What was asked with a response, a page of it. `limit`: 1 to 100, default 20; `order`: desc or asc."""
         items = msgspec.json.decode(_kept(store, request, id).items)
@@ -154,7 +163,7 @@ def _kept(store: ResponseStore, request: Request, id: str) -> Kept:
     return kept
 
 
-def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+def _page(items: list[dict[str, Any]], request: Request) -> ItemPage:
     given = request.query_params
     limit, order = given.get("limit", "20"), given.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_LISTED):
@@ -172,10 +181,9 @@ def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
             raise InvalidRequest(f"after must be the id of an item, not {after[:80]!r}.", param="after")
         start = ids.index(after) + 1
     page = items[start : start + int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + len(page) < len(items),
-    }
+    return ItemPage(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=start + len(page) < len(items),
+    )

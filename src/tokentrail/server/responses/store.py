@@ -47,17 +47,18 @@ class ResponseStore:
     def keep(
         self,
         tenant: str,
-        response: dict[str, Any],
+        id: str,
+        response: Any,
         output: Sequence[Any],
         items: Sequence[dict[str, Any]],
         previous: str | None,
     ) -> None:
-        """`output`: the response's items, which it holds; `items`: those that were asked with it."""
+        """`response`: with this `id` and the items `output`; `items`: those that were asked with it."""
         encoded = msgspec.to_builtins(list(output))
         ids = [item["id"] for item in (*items, *encoded)]
         kept = Kept(previous, msgspec.json.encode(response), msgspec.json.encode(items), ids)
         shelf = self._shelves.setdefault(tenant, _Shelf())
-        shelf.add(response["id"], kept)
+        shelf.add(id, kept)
         shelf.trim(self.count, self._max_bytes)
 
     def get(self, tenant: str, id: str) -> Kept | None:
