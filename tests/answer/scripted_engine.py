@@ -89,18 +89,18 @@ class ScriptedEngine:
         """By id of those that run: whether they came to their end by themselves."""
         self._tasks: set[asyncio.Future[None]] = set()
         self._step_listeners: list[Callable[[StepRecord, list[Delta]], None]] = []
-        self._restart_listeners: list[Callable[[], None]] = []
+        self._resume_listeners: list[Callable[[list[str]], None]] = []
 
     def add_step_listener(self, listener: Callable[[StepRecord, list[Delta]], None]) -> None:
         self._step_listeners.append(listener)
 
-    def add_restart_listener(self, listener: Callable[[], None]) -> None:
-        self._restart_listeners.append(listener)
+    def add_resume_listener(self, listener: Callable[[list[str]], None]) -> None:
+        self._resume_listeners.append(listener)
 
     def restart(self) -> None:
         self.restarts += 1
-        for listener in self._restart_listeners:
-            listener()
+        for listener in self._resume_listeners:
+            listener(list(self.running))
 
     def submit(
         self, request: GenerateRequest, sink: Callable[[Delta | TokentrailError], None]

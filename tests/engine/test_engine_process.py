@@ -284,12 +284,13 @@ def test_the_engine_ends_with_its_parent(way: signal.Signals, tmp_path: Path) ->
 async def test_ten_kills_under_load_change_no_byte() -> None:
     restarted = 0
 
-    def on_restart() -> None:
+    def on_resume(ids: list[str]) -> None:
         nonlocal restarted
         restarted += 1
+        assert ids
 
     async with engine(kv_cache_memory=300, model="fake:?delay=0.003") as client:
-        client.add_restart_listener(on_restart)
+        client.add_resume_listener(on_resume)
         items = some_requests(24, seed=1, ignore_eos=True, max_tokens=60)
         streams = [asyncio.create_task(collect(client, item)) for item in items]
         for _ in range(10):

@@ -11,8 +11,9 @@ from tokentrail.protocol import Delta, ScheduledSequence, StepRecord
 class Clock:
     """Steps of a pretend engine, 10 ms each."""
 
-    def __init__(self, start: float | None = None) -> None:
+    def __init__(self, start: float | None = None, *, life: int = 0, replica: int = 0) -> None:
         self.now = time.time() if start is None else start
+        self.life, self.replica = life, replica
         self.step = 0
 
     def record(
@@ -32,6 +33,8 @@ class Clock:
             blocks_used=blocks_used,
             sequences=list(shares),
             preempted=preempted or [],
+            life=self.life,
+            replica=self.replica,
         )
 
 

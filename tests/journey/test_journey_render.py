@@ -86,7 +86,7 @@ def test_every_stage_of_a_journey_can_be_drawn() -> None:
     for k in range(20):
         store.on_step(clock.record(*[share(s.id, 100, 100 * k) for s in sequences]), [])
     store.on_step(clock.record(preempted=["a-1"]), [])
-    store.on_restart()
+    store.on_resume(["a-0"])
     text = drawn(store.view("a"))
     assert text.count("steps 1–20") == 2  # many chunks share a line
     assert "preempted [1]" in text

@@ -130,19 +130,19 @@ def test_preemption_and_restart_show_as_recomputed_steps() -> None:
     store.on_step(clock.record(share("a-0", 1, 20)), [delta("a-0", 2)])
     store.on_step(clock.record(preempted=["a-0"]), [])
     store.on_step(clock.record(share("a-0", 6, 16, cached=16)), [delta("a-0", 3)])
-    store.on_restart()
-    clock = Clock(clock.now)
+    store.on_resume(["a-0", "gone-0"])
+    clock = Clock(clock.now, life=1, replica=1)
     store.on_step(clock.record(share("a-0", 23, 0)), [delta("a-0", 4, cached_tokens=0)])
     store.on_step(clock.record(share("a-0", 1, 23)), [delta("a-0", 5)])
     journey.end("abort")
     view = shown(store, "a")
     (sequence,) = view.sequences
-    assert [(step.kind, step.engine, step.step) for step in sequence.steps] == [
-        ("prefill", 0, 1),
-        ("decode", 0, 2),
-        ("recompute", 0, 4),
-        ("recompute", 1, 1),
-        ("decode", 1, 2),
+    assert [(step.kind, step.engine, step.replica, step.step) for step in sequence.steps] == [
+        ("prefill", 0, 0, 1),
+        ("decode", 0, 0, 2),
+        ("recompute", 0, 0, 4),
+        ("recompute", 1, 1, 1),
+        ("decode", 1, 1, 2),
     ]
     assert (view.preemptions, view.resumptions) == (1, 1)
     assert {"preempted", "resumed"} <= {event.event for event in view.events}

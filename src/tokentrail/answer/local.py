@@ -65,7 +65,7 @@ class Engine(Protocol):
 
     def add_step_listener(self, listener: Callable[[StepRecord, list[Delta]], None]) -> None: ...
 
-    def add_restart_listener(self, listener: Callable[[], None]) -> None: ...
+    def add_resume_listener(self, listener: Callable[[list[str]], None]) -> None: ...
 
 
 class LocalBackend:
@@ -108,7 +108,7 @@ class LocalBackend:
             )
         self.metrics.before_scrape.append(self._refresh_metrics)
         engine.add_step_listener(self.journeys.on_step)
-        engine.add_restart_listener(self.journeys.on_restart)
+        engine.add_resume_listener(self.journeys.on_resume)
 
     @property
     def ready(self) -> bool:

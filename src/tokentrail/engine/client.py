@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 Sink = Callable[[Delta | TokentrailError], None]
 StepListener = Callable[[StepRecord, list[Delta]], None]
-RestartListener = Callable[[], None]
+ResumeListener = Callable[[list[str]], None]
 
 _LONGEST_PAUSE = 30.0
 """Seconds between two attempts to start an engine that keeps dying."""
@@ -57,9 +57,18 @@ class EngineClient:
     until one of the further attempts, made at growing intervals, succeeds.
     """
 
-    def __init__(self, config: EngineConfig, *, runner: str | None = None) -> None:
-        """`runner`: `module:callable` that makes the runner; None: see `loading.create_runner`."""
-        self._config = config
+    def __init__(self, config: EngineConfig, *, runner: str | None = None, number: int = 0) -> None:
+        """`runner`: `module:callable` that makes the runner; None: see `loading.create_runner`. `number`: which of
+        several engines of one model it is.
+        """
+        self.config = config
+        """Of processes that are started from now on."""
+        self.number = number
+        self.on_death: Callable[[EngineClient], None] | None = None
+        """Called when its process has died: may `release` what is in flight. What remains waits for the next process.
+        """
+        self.on_birth: Callable[[EngineClient], None] | None = None
+        """Called when a new process has taken over."""
         self._runner = runner
         self._info: EngineInfo | None = None
         self._recovery = Recovery()
@@ -71,13 +80,15 @@ class EngineClient:
         self._earlier = EngineStats()
         """Counters of those before it, added up."""
         self._step_listeners: list[StepListener] = []
-        self._restart_listeners: list[RestartListener] = []
+        self._resume_listeners: list[ResumeListener] = []
         self._failures = 0
         self._closing = False
         self._owed = False
         """The engine was sent something since it last said something, or has work."""
         self._heard = 0
         """Messages from engine processes."""
+        self._heard_at = 0.0
+        """When the last one came, on the monotonic clock."""
         self.restarts = 0
         """Times that a new process took over."""
 
@@ -133,9 +144,31 @@ class EngineClient:
         """Call `listener(record, deltas)` after each engine step, before the deltas reach their streams."""
         self._step_listeners.append(listener)
 
-    def add_restart_listener(self, listener: RestartListener) -> None:
-        """Call `listener()` when a new process takes over from one that died, before it is sent anything."""
-        self._restart_listeners.append(listener)
+    def add_resume_listener(self, listener: ResumeListener) -> None:
+        """Call `listener(ids)` when a process takes over from one that died, before it is sent anything: with the ids
+        of the sequences that the dead one had.
+        """
+        self._resume_listeners.append(listener)
+
+    @property
+    def down(self) -> bool:
+        """It takes no requests until it has come up again."""
+        return self._closing or self._info is None or self._recovery.down
+
+    @property
+    def cautious(self) -> bool:
+        """One of its requests may be what kills it; others had better go elsewhere."""
+        return self._recovery.cautious
+
+    @property
+    def load(self) -> int:
+        """Sequences in flight."""
+        return len(self._recovery)
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which it has owed a word."""
+        return time.monotonic() - self._heard_at if self._owed and self._child is not None else 0.0
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -147,6 +180,16 @@ class EngineClient:
         Errors: `Overloaded` when the queue is full, `InvalidRequest` for what the engine cannot compute,
         `EngineDead`; the latter two are raised at once where they are known at once.
         """
+        flight = self.begin(request, sink)
+
+        def drop() -> None:
+            if self._sinks.get(request.id) is sink:
+                self.drop(flight)
+
+        return drop
+
+    def begin(self, request: GenerateRequest, sink: Sink) -> InFlight:
+        """The same; what it returns is to be given to `drop`, if nobody has called `release`."""
         if self._closing or self._info is None:
             raise EngineDead("The engine is not running.")
         if self._recovery.down:
@@ -158,15 +201,28 @@ class EngineClient:
         if not request.arrival:
             request = msgspec.structs.replace(request, arrival=time.time())
         flight = InFlight(request)
-        self._sinks[request.id] = sink
+        self.take(flight, sink)
+        return flight
 
-        def drop() -> None:
-            if self._sinks.get(request.id) is sink:
-                del self._sinks[request.id]
-                self._drop(flight)
-
+    def take(self, flight: InFlight, sink: Sink) -> None:
+        """Compute what is in flight, from where it is."""
+        self._sinks[flight.request.id] = sink
         self._send_all(self._recovery.add(flight))
-        return drop
+
+    def drop(self, flight: InFlight) -> None:
+        """Nobody wants it any more."""
+        del self._sinks[flight.request.id]
+        self._drop(flight)
+
+    @property
+    def flights(self) -> list[InFlight]:
+        return self._recovery.flights
+
+    def release(self, flight: InFlight) -> Sink:
+        """Let go of what is in flight, while there is no process: another engine is to `take` it, with this sink."""
+        assert self._child is None
+        self._recovery.release(flight)
+        return self._sinks.pop(flight.request.id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """`submit` as a stream. Closing it before its end aborts the sequence."""
@@ -204,13 +260,16 @@ class EngineClient:
 
     def _send(self, message: RequestMessage) -> None:
         if self._child is not None:
-            self._owed = True
+            if not self._owed:
+                self._owed = True
+                self._heard_at = time.monotonic()
             self._child.send(message)
 
     # --- what the engine says ----------------------------------------------------------------------
 
     def _on_message(self, message: EngineMessage) -> None:
         self._heard += 1
+        self._heard_at = time.monotonic()
         if isinstance(message, StepOutput):
             self._on_step(message)
         elif isinstance(message, Rejected):
@@ -220,6 +279,7 @@ class EngineClient:
 
     def _on_step(self, output: StepOutput) -> None:
         self._stats = output.stats
+        output.record.replica, output.record.life = self.number, self.restarts
         recovery, sinks = self._recovery, self._sinks
         # A delta may be on its way when its sequence is aborted; nobody is to see it any more.
         deltas = [delta for delta in output.deltas if recovery.get(delta.id) is not None]
@@ -255,7 +315,7 @@ class EngineClient:
     # --- supervision -------------------------------------------------------------------------------
 
     async def _spawn(self, progress: Progress | None = None) -> tuple[EngineChild, Ready]:
-        child = await EngineChild.spawn(self._config, self._runner)
+        child = await EngineChild.spawn(self.config, self._runner)
         try:
             return child, await child.ready(progress)
         except BaseException:
@@ -284,7 +344,7 @@ class EngineClient:
 
     async def _watch(self, child: EngineChild) -> None:
         """Kill an engine process that has work and says nothing for too long: `_supervise` starts another."""
-        limit = self._config.step_timeout
+        limit = self.config.step_timeout
         if limit is None:
             return
         pause = min(1.0, limit / 5)
@@ -317,13 +377,18 @@ class EngineClient:
             self.restarts += 1
             self._check_fingerprint(ready.info)
             self._info = ready.info
-            for listener in self._restart_listeners:
-                try:
-                    listener()
-                except Exception:
-                    logger.exception("a restart listener failed")
+            self.tell_resumed([flight.request.id for flight in self.flights if flight.accepted])
             self._take_over(child)
+            if self.on_birth is not None:
+                self.on_birth(self)
             return child
+
+    def tell_resumed(self, ids: list[str]) -> None:
+        for listener in self._resume_listeners if ids else ():
+            try:
+                listener(ids)
+            except Exception:
+                logger.exception("a resume listener failed")
 
     def _take_over(self, child: EngineChild) -> None:
         self._child = child
@@ -333,6 +398,9 @@ class EngineClient:
 
     def _after_death(self, message: str) -> None:
         self._failures += 1
+        self._recovery.accuse()
+        if self.on_death is not None:
+            self.on_death(self)
         for flight in self._recovery.died():
             self._end(flight, EngineDead(message))
 

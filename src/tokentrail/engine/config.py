@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     threads: int | None = None
     """None: see `ops.native.default_threads`."""
+    cores: tuple[int, ...] = ()
+    """Numbers of the CPUs that the engine process is pinned to; none: those that the parent may use."""
     seed: int = 0
     tensor_parallel_size: int = 1
     step_timeout: float | None = 300.0

@@ -25,6 +25,7 @@ from tokentrail.engine.wire import Channel, Launch, launch_decoder, request_deco
 from tokentrail.protocol import (
     Abort,
     GenerateRequest,
+    InvalidRequest,
     Loading,
     Ready,
     Shutdown,
@@ -73,6 +74,8 @@ def _start(launch: Launch, channel: Channel) -> EngineCore:
             told = now
             channel.send(Loading(done, total))
 
+    if launch.config.cores:
+        _pin(launch.config.cores)
     runner = create_runner(launch.config, launch.runner, progress=progress)
     core = EngineCore(launch.config, runner)
     if not runner.info.load_seconds:
@@ -102,6 +105,18 @@ def _serve(core: EngineCore, channel: Channel) -> None:
         core.refused.clear()
         if output is not None:
             channel.send(output)
+
+
+def _pin(cores: tuple[int, ...]) -> None:
+    """To be called before threads are started, which inherit it."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except AttributeError:  # not on macOS
+        raise InvalidRequest("This system cannot pin processes to cores: leave cores out.") from None
+    except OSError as error:
+        raise InvalidRequest(
+            f"The engine cannot be pinned to the cores {', '.join(map(str, cores))}: {error.strerror}."
+        ) from None
 
 
 def _one_line(error: Exception) -> str:

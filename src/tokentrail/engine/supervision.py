@@ -14,6 +14,9 @@ streams continue as if nothing had happened.
   token yet is a strike against that one: it goes to the end of the line, and after three strikes in a row it
   alone is given up. So a poison costs the others some restarts (five as a rule), but not their answers,
   unless they too make no progress.
+- Where there are several engines of one model (`replicas`), what a dead one had in flight is *released* and added to
+  another one's, unless it had no token from the last two processes that died with it: such a suspect stays where it
+  is, so that a poison does not go round.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ DEATHS_ALLOWED = 3
 class InFlight:
     """A request that is not done, and what was delivered of its answer."""
 
-    __slots__ = ("accepted", "delivered", "proven", "request", "sent", "strikes", "told_first")
+    __slots__ = ("accepted", "deaths", "delivered", "proven", "request", "sent", "strikes", "told_first")
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
@@ -43,6 +46,12 @@ class InFlight:
         self.proven = False
         """It has had a token from that process."""
         self.strikes = 0
+        self.deaths = 0
+        """Processes that died with it, in a row, from which it had no token."""
+
+    @property
+    def suspect(self) -> bool:
+        return self.deaths > 1
 
     def deliver(self, delta: Delta) -> None:
         self.delivered += delta.token_ids
@@ -84,6 +93,14 @@ class Recovery:
         return self._in_flight.get(id)
 
     @property
+    def flights(self) -> list[InFlight]:
+        """All that are in flight."""
+        return list(self._in_flight.values())
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    @property
     def busy(self) -> bool:
         """The process that lives now has a request."""
         return any(flight.sent for flight in self._in_flight.values())
@@ -95,11 +112,30 @@ class Recovery:
     def add(self, flight: InFlight) -> list[InFlight]:
         self._in_flight[flight.request.id] = flight
         self._line.append(flight)
+        if flight.accepted:
+            self._taken_over.add(flight.request.id)
         return self._next()
+
+    def release(self, flight: InFlight) -> None:
+        """Another engine computes the request from now on: this one's process is dead, or does not have it."""
+        del self._in_flight[flight.request.id]
+        if not flight.sent:
+            self._line.remove(flight)
+        self._unproven.discard(flight.request.id)
+        self._taken_over.discard(flight.request.id)
+        if not self._taken_over:
+            self.cautious = False
+        flight.accepted |= flight.sent
+        flight.sent = flight.proven = False
+
+    def accuse(self) -> None:
+        """The process died: count it against those that had no token from it."""
+        for flight in self._in_flight.values():
+            flight.deaths += flight.sent and not flight.proven
 
     def progressed(self, flight: InFlight) -> list[InFlight]:
         """A token came for the request."""
-        self.deaths = 0
+        self.deaths = flight.deaths = 0
         if flight.proven:
             return []
         flight.proven = True

@@ -53,6 +53,8 @@ class StepView(msgspec.Struct, kw_only=True):
     """The engine's step number; it begins anew when the engine process is restarted."""
     engine: int
     """How many times the engine had been restarted before."""
+    replica: int
+    """Which of the model's engines it was, where it has several; the first one is 0."""
     kind: str
     """prefill (a chunk of the prompt), decode (one token, and drafted ones that were right) or recompute (after a
     preemption or restart).

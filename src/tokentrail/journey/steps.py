@@ -11,6 +11,7 @@ from tokentrail.protocol import StepRecord
 class StepRow(NamedTuple):
     step: int
     engine: int
+    replica: int
     start: float
     scheduled: float
     forwarded: float
@@ -25,7 +26,7 @@ _WIDTH = len(StepRow._fields)
 
 
 class StepLog:
-    """Append-only rows of doubles (80 bytes a step), addressed by an ordinal that survives engine restarts.
+    """Append-only rows of doubles (88 bytes a step), addressed by an ordinal that survives engine restarts.
 
     An engine numbers its steps from the start of its process, so its numbers repeat; ordinals do not.
     """
@@ -42,12 +43,13 @@ class StepLog:
     def __len__(self) -> int:
         return len(self._rows) // _WIDTH
 
-    def append(self, record: StepRecord, engine: int) -> int:
+    def append(self, record: StepRecord) -> int:
         ordinal = self.next
         self._rows.extend(
             (
                 record.step,
-                engine,
+                record.life,
+                record.replica,
                 record.start,
                 record.scheduled,
                 record.forwarded,
@@ -64,12 +66,13 @@ class StepLog:
         at = (ordinal - self._first) * _WIDTH
         if at < 0 or at >= len(self._rows):
             raise KeyError(ordinal)
-        step, engine, start, scheduled, forwarded, end, sequences, tokens, blocks, drafting = self._rows[
-            at : at + _WIDTH
-        ]
+        step, engine, replica, start, scheduled, forwarded, end, sequences, tokens, blocks, drafting = (
+            self._rows[at : at + _WIDTH]
+        )
         return StepRow(
             int(step),
             int(engine),
+            int(replica),
             start,
             scheduled,
             forwarded,

@@ -27,7 +27,6 @@ class JourneyStore:
         self.capacity = capacity
         self.keep_text = keep_text
         self._steps = StepLog()
-        self._engine = 0
         self._watched: dict[str, SequenceTrail] = {}
         self._live: dict[str, Journey] = {}
         self._finished: OrderedDict[str, Journey] = OrderedDict()
@@ -65,7 +64,7 @@ class JourneyStore:
     def on_step(self, record: StepRecord, deltas: Sequence[Delta]) -> None:
         """One engine step, and what it brought. On the hot path: its cost is measured by the tests."""
         steps = self._steps
-        ordinal = steps.append(record, self._engine)
+        ordinal = steps.append(record)
         watched = self._watched
         for share in record.sequences:
             sequence = watched.get(share.id)
@@ -82,12 +81,12 @@ class JourneyStore:
         if ordinal >= self._sweep_at:
             self._sweep()
 
-    def on_restart(self) -> None:
-        """The engine process died and a fresh one took over the sequences in flight."""
-        self._engine += 1
+    def on_resume(self, ids: Sequence[str]) -> None:
+        """An engine process died, and another one took over these of its sequences."""
         now = time.time()
-        for sequence in self._watched.values():
-            sequence.resumed.append(now)
+        for id in ids:
+            if (sequence := self._watched.get(id)) is not None:
+                sequence.resumed.append(now)
 
     def watch(self, sequence: SequenceTrail) -> None:
         self._watched[sequence.id] = sequence

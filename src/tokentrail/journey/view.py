@@ -149,6 +149,7 @@ def _steps(sequence: SequenceTrail, steps: StepLog) -> Iterator[StepView]:
             yield StepView(
                 step=row.step,
                 engine=row.engine,
+                replica=row.replica,
                 kind=kind,
                 start_at=row.start,
                 seconds=row.end - row.start,

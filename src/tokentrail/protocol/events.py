@@ -43,3 +43,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     """Ids of sequences that lost their blocks in this step and will be recomputed."""
     drafting: float = 0.0
     """Seconds between `start` and `scheduled` that went into drafting tokens."""
+    replica: int = 0
+    """Which of several engine processes of one model it was; written by who receives it."""
+    life: int = 0
+    """How many times that engine's process had been replaced before; written by who receives it."""

@@ -88,6 +88,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     """W3C trace context (`traceparent`) of the request."""
     arrival: float = 0.0
     """Wall-clock second of admission; 0: when it reaches the engine. Orders requests of one priority."""
+    session: str = ""
+    """Of several engines of one model, the same one computes requests with the same session; empty: any does."""
     grammar: str | None = None
     """What the output must be, as `text.grammar` compiles it; None: anything."""
     resumed: bool = False
