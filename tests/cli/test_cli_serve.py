@@ -78,7 +78,7 @@ def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
         "--log-level", "debug", "--no-log-requests", "--generation-config", "vllm",
         "--allowed-hosts", "a.example", "b.example", "--max-connections", "50", "--request-timeout", "9",
         "--ssl-keyfile", "k.pem", "--ssl-certfile", "c.pem", "--ssl-ca-certs", "ca.pem", "--ssl-cert-reqs", "2",
-        "--no-ollama-api", "--no-llama-cpp-api", "--no-tgi-api",
+        "--no-ollama-api", "--no-llama-cpp-api", "--no-tgi-api", "--no-ui",
     )  # fmt: skip
     assert config == ServerConfig(
         host="0.0.0.0", port=0, chat_template=str(template), trail_text=True, trail_size=5,
@@ -87,7 +87,7 @@ def test_every_server_flag_reaches_the_server(served, tmp_path: Path) -> None:
         log_requests=False, generation_config="vllm",
         allowed_hosts=("a.example", "b.example"), max_connections=50, request_timeout=9.0,
         ssl_keyfile="k.pem", ssl_certfile="c.pem", ssl_ca_certs="ca.pem", ssl_cert_reqs=2,
-        ollama_api=False, llama_cpp_api=False, tgi_api=False,
+        ollama_api=False, llama_cpp_api=False, tgi_api=False, ui=False,
     )  # fmt: skip
 
 

@@ -145,6 +145,14 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = 0
+    ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui/--no-ui",
+            help="Serve a page at / to chat, watch and walk journeys in a browser.",
+            rich_help_panel=API,
+        ),
+    ] = True
     ollama_api: Annotated[
         bool,
         typer.Option("--ollama-api/--no-ollama-api", help="Speak Ollama's API too.", rich_help_panel=API),
@@ -406,6 +414,7 @@ def serve(
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         responses_store=server.responses_store,
+        ui=server.ui,
         ollama_api=server.ollama_api,
         llama_cpp_api=server.llama_cpp_api,
         tgi_api=server.tgi_api,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokentrail import __version__
 from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import InvalidRequest, TokentrailError
-from tokentrail.server import batches, tokenizing
+from tokentrail.server import about, batches, tokenizing
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
@@ -25,6 +25,7 @@ from tokentrail.server.openapi import answers, describe, query, text_answer
 from tokentrail.server.responses import routes as responses
 from tokentrail.server.schemas import json_response
 from tokentrail.server.state import ServerState
+from tokentrail.server.ui.page import PREFIX, Page, is_browser, wants_page
 
 _MOST_LISTED = 1000
 
@@ -46,6 +47,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(create_router(state))
     app.include_router(responses.create_router(state))
     app.include_router(tokenizing.create_router(state))
+    app.include_router(about.create_router(state))
     app.include_router(batches.create_router(app, state))
     shapes = {anthropic.PREFIX: anthropic_shape, **_add_dialects(app, state)}
     app.include_router(_operations(state))
@@ -61,6 +63,7 @@ def create_app(state: ServerState) -> FastAPI:
         shapes=shapes,
         header_shapes={anthropic.VERSION_HEADER: anthropic_shape},
         log_requests=config.log_requests,
+        is_open=wants_page if config.ui else None,
     )
     if config.allowed_origins:
         # Outside the gate: a browser must be able to read a refusal too, and its preflight has no key.
@@ -100,10 +103,19 @@ def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:
 def _operations(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["operations"])
     config = state.config
+    page = Page()
+
+    if config.ui:
+
+        @router.get(PREFIX + "{name:path}", include_in_schema=False)
+        async def page_file(request: Request, name: str) -> Response:
+            return await page.file(request, name)
 
     @router.get("/", openapi_extra=answers(dict[str, str]))
-    async def root() -> Response:
-        """Where to look."""
+    async def root(request: Request) -> Response:
+        """Where to look; for browsers, which ask for HTML, the page."""
+        if config.ui and is_browser(request.scope):
+            return await page.index(request)
         paths = {
             "models": "/v1/models",
             "chat": "/v1/chat/completions",
@@ -115,7 +127,9 @@ def _operations(state: ServerState) -> APIRouter:
             **({"tgi": "/generate"} if config.tgi_api else {}),
         }
         operations = {"health": "/health", "metrics": "/metrics", "openapi": "/openapi.json"}
-        return json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
+        listed = json_response({"name": "Tokentrail", "version": __version__, **paths, **operations})
+        listed.headers["vary"] = "accept"
+        return listed
 
     @router.get("/health", openapi_extra=answers(dict[str, str], also={503: dict[str, str]}))
     async def health() -> Response:

@@ -42,6 +42,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Finished journeys kept."""
     responses_store: int = 0
     """Responses of the Responses API that are kept for each key, prompts and answers included; 0: none."""
+    ui: bool = True
+    """Serve the page at `/`."""
     ollama_api: bool = True
     """Speak Ollama's API too."""
     llama_cpp_api: bool = True

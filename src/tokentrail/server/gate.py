@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
@@ -82,14 +82,16 @@ class Gate:
         shapes: Mapping[str, Shape] | None = None,
         header_shapes: Mapping[bytes, Shape] | None = None,
         log_requests: bool = True,
+        is_open: Callable[[Scope], bool] | None = None,
     ) -> None:
         """How errors look: `header_shapes`, for requests that have a header; `shapes`, by a path or its beginning;
-        otherwise as OpenAI's.
+        otherwise as OpenAI's. `is_open`: which requests need no key beside those of `OPEN_PATHS`.
         """
         self.app = app
         self.shapes = dict(shapes or {})
         self.header_shapes = dict(header_shapes or {})
         self.log_requests = log_requests
+        self.is_open = is_open
         self.keys = keys
         self.hosts = hosts
         self.metrics = metrics
@@ -130,7 +132,8 @@ class Gate:
         try:
             if scope["path"] not in OPEN_PATHS and not inside:
                 self.hosts.check(host)
-                state["identity"] = self.keys.identify(authorization)
+                if self.is_open is None or not self.is_open(scope):
+                    state["identity"] = self.keys.identify(authorization)
             await self.app(scope, receive, counted)
         except ClientDisconnect:
             pass  # it hung up before its request was whole
