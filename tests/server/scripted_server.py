@@ -58,7 +58,9 @@ class ScriptedServer:
         listener = _listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         journeys = JourneyStore(self.config.trail_size, keep_text=self.config.trail_text)
-        self.state = ServerState(self.config, journeys, Metrics(MODEL))
+        deployment = self.config.deployment
+        gateway = None if deployment is None else Gateway(deployment)
+        self.state = ServerState(self.config, journeys, Metrics(MODEL), gateway)
         self.web = _web_server(self.state)
         if self._ready:
             self.open()
@@ -74,8 +76,7 @@ class ScriptedServer:
             journeys=self.state.journeys,
             metrics=self.state.metrics,
         )
-        deployment = self.config.deployment
-        self.state.open(backend, None if deployment is None else Gateway(deployment))
+        self.state.open(backend)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the server's loop."""

@@ -10,9 +10,8 @@ import openai
 import pytest
 from scripted_server import MODEL, TEXT, MakeServer
 
-from tokentrail.protocol import TokentrailError
+from tokentrail.protocol import TokentrailError, Unauthorized
 from tokentrail.server import keys
-from tokentrail.server.errors import HTTPError
 from tokentrail.server.keys import Keys
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -76,7 +75,7 @@ def test_every_key_is_compared_whether_or_not_one_fits(monkeypatch: pytest.Monke
     tenants = {known.identify(f"Bearer {key}".encode()).tenant for key in KEYS}
     assert len(tenants) == 3
     assert all(key not in tenant for key in KEYS for tenant in tenants)
-    with pytest.raises(HTTPError):
+    with pytest.raises(Unauthorized):
         known.identify(b"Bearer nothing")
     with pytest.raises(TokentrailError, match="must not be empty"):
         Keys(("a", ""))

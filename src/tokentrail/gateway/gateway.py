@@ -16,6 +16,7 @@ from tokentrail.gateway.database import open_database
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
 from tokentrail.gateway.filters.building import build_rules
+from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
@@ -33,6 +34,9 @@ class Gateway:
         """Raises `ConfigError`."""
         self.path = Path(path)
         self.settings, self.rules = self._read()
+        settings = self.settings
+        self.keys = None if settings.keys is None else KeyRing(settings.keys, settings.tenants)
+        """Who may ask; None: the file says nothing of keys."""
         self._filtering: FilteringBackend | None = None
         self._caching: CachingBackend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -105,6 +109,8 @@ class Gateway:
         self.settings, self.rules = self._read()
         if self._filtering is not None:
             self._filtering.rules = self.rules
+        if self.keys is not None and self.settings.keys is not None:
+            self.keys.apply(self.settings.keys, self.settings.tenants)
         if self._caching is not None:
             self._caching.models_changed()
         log.info("%s is applied: %d filters", self.path, len(self.rules))

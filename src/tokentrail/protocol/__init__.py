@@ -11,8 +11,11 @@ from tokentrail.protocol.errors import (
     EngineDead,
     InvalidRequest,
     ModelFileError,
+    ModelNotFound,
     Overloaded,
+    PermissionDenied,
     TokentrailError,
+    Unauthorized,
     UpstreamError,
 )
 from tokentrail.protocol.events import ScheduledSequence, StepRecord
@@ -56,7 +59,9 @@ __all__ = [
     "InvalidRequest",
     "Loading",
     "ModelFileError",
+    "ModelNotFound",
     "Overloaded",
+    "PermissionDenied",
     "Pooling",
     "Ready",
     "Rejected",
@@ -71,5 +76,6 @@ __all__ = [
     "StructuredOutputsParams",
     "TokenAlternatives",
     "TokentrailError",
+    "Unauthorized",
     "UpstreamError",
 ]

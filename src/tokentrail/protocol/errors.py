@@ -40,6 +40,34 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class Unauthorized(TokentrailError):
+    """Nobody knows who asks: there is no key, or none that is good."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(TokentrailError):
+    """The key is good, but not for this."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "missing_scope"
+
+
+class ModelNotFound(InvalidRequest):
+    """There is no such model, or the key may not ask it: who may not learns nothing of it."""
+
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The model `{name[:200]}` does not exist or you do not have access to it.", param="model"
+        )
+
+
 class Overloaded(TokentrailError):
     """The waiting queue is full. The request was not started; try again after `retry_after` seconds."""
 

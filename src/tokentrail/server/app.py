@@ -19,7 +19,6 @@ from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
 from tokentrail.server.gate import Gate, RequestIds, shape_of
 from tokentrail.server.hosts import Hosts
-from tokentrail.server.keys import Keys
 from tokentrail.server.openai.routes import create_router
 from tokentrail.server.openapi import answers, describe, query, text_answer
 from tokentrail.server.responses import routes as responses
@@ -57,8 +56,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_middleware(
         Gate,
-        keys=Keys(config.api_keys),
-        hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=bool(config.api_keys)),
+        keys=state.keys,
+        hosts=Hosts(config.allowed_hosts, bound_to=config.host, has_keys=state.keys.required),
         metrics=state.metrics,
         shapes=shapes,
         header_shapes={anthropic.VERSION_HEADER: anthropic_shape},

@@ -45,7 +45,7 @@ async def embed(
     """`names`: see `generation.Question`; `options`: the other fields of `EmbeddingRequest`."""
     started = time.perf_counter()
     async with Guard(state, request):
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         asked = EmbeddingRequest(
             id=f"embd-{uuid.uuid4().hex}",
             prompts=prompts,

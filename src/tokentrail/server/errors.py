@@ -58,20 +58,6 @@ class HTTPError(TokentrailError):
         self.type = type
 
 
-def unauthorized(message: str) -> HTTPError:
-    return HTTPError(401, message, type="invalid_request_error", code="invalid_api_key")
-
-
-def model_not_found(name: str) -> HTTPError:
-    return HTTPError(
-        404,
-        f"The model `{name[:200]}` does not exist or you do not have access to it.",
-        type="invalid_request_error",
-        code="model_not_found",
-        param="model",
-    )
-
-
 def too_large(limit: int) -> HTTPError:
     return HTTPError(
         413,

@@ -14,8 +14,10 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokentrail.answer import Identity
 from tokentrail.observability import Metrics
-from tokentrail.protocol import TokentrailError
+from tokentrail.protocol import TokentrailError, Unauthorized
+from tokentrail.server.attempts import Attempts
 from tokentrail.server.errors import (
     CLIENT_GONE,
     Shape,
@@ -26,7 +28,8 @@ from tokentrail.server.errors import (
     printable,
 )
 from tokentrail.server.hosts import Hosts
-from tokentrail.server.keys import OPEN_PATHS, Keys
+from tokentrail.server.keys import OPEN_PATHS, Keys, NoKey
+from tokentrail.server.scopes import check_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ class Gate:
         self.log_requests = log_requests
         self.is_open = is_open
         self.keys = keys
+        self.attempts = Attempts()
         self.hosts = hosts
         self.metrics = metrics
 
@@ -133,7 +137,9 @@ class Gate:
             if scope["path"] not in OPEN_PATHS and not inside:
                 self.hosts.check(host)
                 if self.is_open is None or not self.is_open(scope):
-                    state["identity"] = self.keys.identify(authorization)
+                    state["identity"] = self._identify(authorization, scope["client"])
+            if "identity" in state:
+                check_endpoint(state["identity"], scope["method"], scope["path"])
             await self.app(scope, receive, counted)
         except ClientDisconnect:
             pass  # it hung up before its request was whole
@@ -153,6 +159,19 @@ class Gate:
                 log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
             if not inside:
                 self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
+
+    def _identify(self, authorization: bytes | None, client: tuple[str, int] | None) -> Identity:
+        """Raises `Unauthorized`, and `Overloaded` where too many wrong keys came from."""
+        address = "" if client is None else client[0]
+        try:
+            identity = self.keys.identify(authorization)
+        except NoKey:
+            raise
+        except Unauthorized as error:
+            raise self.attempts.wrong(address, error) from None
+        if identity.key:
+            self.attempts.right(address, identity)
+        return identity
 
 
 def shape_of(path: str, shapes: Mapping[str, Shape]) -> Shape:

@@ -150,7 +150,7 @@ class Generation(Response):
                 self._log(problem, time.perf_counter() - started)
 
     async def _open(self) -> Answer:
-        backend = self._state.ready_backend()
+        backend = self._state.backend_for(self._request)
         model = find_model(backend, self._dialect.model).id
         question = self._dialect.question()
         max_tokens = question.sampling.max_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokentrail.answer import Backend, ModelCard
-from tokentrail.server.errors import model_not_found
+from tokentrail.protocol import ModelNotFound
 
 _LATEST = ":latest"
 
@@ -24,4 +24,12 @@ def find_model(backend: Backend, name: str) -> ModelCard:
     for card in cards:
         if tagged(card.id) == tagged(name):
             return card
-    raise model_not_found(name)
+    raise ModelNotFound(name)
+
+
+def main_model(backend: Backend) -> ModelCard:
+    """The one that is meant where no name is given. Raises a 404 error for a key that may ask none."""
+    cards = backend.models()
+    if not cards:
+        raise ModelNotFound("")
+    return cards[0]

@@ -158,7 +158,7 @@ class Server:
             background.append(asyncio.ensure_future(loop.run_in_executor(None, self.gateway.prepare)))
         loading = background.copy()
         try:
-            state = self.state = await loop.run_in_executor(None, _import_web, self.config)
+            state = self.state = await loop.run_in_executor(None, _import_web, self.config, self.gateway)
             web = _web_server(state)
             serving = asyncio.ensure_future(web.serve(sockets=[listener]))
             told = asyncio.ensure_future(self._told_to_end.wait())
@@ -189,7 +189,7 @@ class Server:
         )
         names = [card.id for card in backend.models()]
         state.metrics.model_name = names[0]
-        state.open(backend, self.gateway)
+        state.open(backend)
         # What has been made so far stays; the collector need not look through it again and again.
         gc.freeze()
         self.ready.set()
@@ -272,7 +272,7 @@ def _load_text(config: ServerConfig) -> TextParts:
     )
 
 
-def _import_web(config: ServerConfig) -> ServerState:
+def _import_web(config: ServerConfig, gateway: Gateway | None) -> ServerState:
     import h11  # noqa: F401
     import uvicorn
     import uvicorn.lifespan.off  # noqa: F401
@@ -284,7 +284,7 @@ def _import_web(config: ServerConfig) -> ServerState:
     from tokentrail.server.state import ServerState
 
     journeys = JourneyStore(config.trail_size, keep_text=config.trail_text)
-    return ServerState(config, journeys, Metrics())
+    return ServerState(config, journeys, Metrics(), gateway)
 
 
 def _web_server(state: ServerState) -> uvicorn.Server:
@@ -353,7 +353,11 @@ def _banner(server: Server, names: Sequence[str], file: Path) -> str:
     host = {"0.0.0.0": "localhost", "::": "localhost", "": "localhost"}.get(host, host)
     scheme = "https" if server.config.ssl_certfile else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
-    key = f' -H "Authorization: Bearer {server.config.key_hint}"' if server.config.api_keys else ""
+    key = (
+        f' -H "Authorization: Bearer {server.config.key_hint}"'
+        if server.state is not None and server.state.keys.required
+        else ""
+    )
     cut = f", cut from {info.wanted_model_len}: the KV cache holds no more (--kv-cache-memory)"
     also = [f"  also as   {', '.join(names[1:])}"] if len(names) > 1 else []
     capacity = info.num_blocks * info.block_size

@@ -13,9 +13,10 @@ from starlette.requests import Request
 
 from tokentrail.protocol import DeadlineExceeded
 from tokentrail.server.errors import CLIENT_GONE, HTTPError, unavailable
+from tokentrail.server.keys import Keys
 
 if TYPE_CHECKING:
-    from tokentrail.answer import Backend
+    from tokentrail.answer import Backend, Identity
     from tokentrail.gateway import Gateway
     from tokentrail.journey import JourneyStore
     from tokentrail.observability import Metrics
@@ -41,13 +42,20 @@ class Background(Protocol):
 class ServerState:
     """Everything a route needs. `backend` is None until the model is loaded."""
 
-    def __init__(self, config: ServerConfig, journeys: JourneyStore, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        journeys: JourneyStore,
+        metrics: Metrics,
+        gateway: Gateway | None = None,
+    ) -> None:
         self.config = config
         self.journeys = journeys
         self.metrics = metrics
         self.backend: Backend | None = None
-        self.gateway: Gateway | None = None
+        self.gateway = gateway
         """What a deployment file turns on."""
+        self.keys = Keys(config.api_keys, None if gateway is None else gateway.keys)
         self.draining = False
         self.background: list[Background] = []
         """What works beside requests, from the moment that they are taken until the server drains."""
@@ -55,9 +63,9 @@ class ServerState:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, backend: Backend, gateway: Gateway | None) -> None:
-        """Take requests from now on, for `backend`, behind `gateway` where there is one."""
-        self.gateway = gateway
+    def open(self, backend: Backend) -> None:
+        """Take requests from now on, for `backend`, behind what the deployment file turns on."""
+        gateway = self.gateway
         self.backend = backend if gateway is None else gateway.around(backend, self.journeys, self.metrics)
         for work in self.background:
             work.start()
@@ -71,8 +79,18 @@ class ServerState:
             return "starting"
         return "ok" if self.backend.ready else "engine down"
 
+    def backend_for(self, request: Request) -> Backend:
+        """The backend as who asks may see it, or a 503 that says why there is none."""
+        backend = self.ready_backend()
+        identity: Identity = request.state.identity
+        if identity.models is None:
+            return backend
+        from tokentrail.gateway.keys.access import ScopedBackend
+
+        return ScopedBackend(backend, identity)
+
     def ready_backend(self) -> Backend:
-        """The backend, or a 503 that says why there is none."""
+        """All of the backend, or a 503 that says why there is none."""
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
         if self.backend is None:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from tokentrail.answer import Backend, ChatPrompt, Prompt, TextPrompt, TokenText
 from tokentrail.protocol import InvalidRequest
+from tokentrail.server.naming import main_model
 from tokentrail.server.openai.messages import plain_messages
 from tokentrail.server.openai.requests import ChatMessage
 from tokentrail.server.openapi import answers, json_body
@@ -120,7 +121,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         body = await read_json(request, TokenizeRequest, state.config.max_body_bytes)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         # A long text takes a while, which must not hold up streams.
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(None, tokenized, backend, body))
@@ -129,13 +130,13 @@ def create_router(state: ServerState) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included: as `prompt` (vLLM) and as `content` (llama.cpp)."""
         body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
-        text = state.ready_backend().detokenize(body.tokens)
+        text = state.backend_for(request).detokenize(body.tokens)
         return json_response(Detokenized(text, text))
 
     @router.get("/tokenizer_info", openapi_extra=answers(TokenizerInfo))
-    async def tokenizer_info() -> Response:
+    async def tokenizer_info(request: Request) -> Response:
         """The tokens that begin and end texts, and the chat template."""
-        return json_response(state.ready_backend().tokenizer_info())
+        return json_response(state.backend_for(request).tokenizer_info())
 
     return router
 
@@ -154,7 +155,7 @@ def tokenized(backend: Backend, body: TokenizeRequest) -> Any:
         )
     ids = backend.tokenize(prompt, body.add_special_tokens)
     strings = [token.text for token in backend.token_texts(ids)] if body.return_token_strs else None
-    context = backend.models()[0].max_model_len
+    context = main_model(backend).max_model_len
     return Tokens(len(ids), context, ids, strings)
 
 

@@ -2,6 +2,7 @@
 
 from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.filters import FilterSettings
+from tokentrail.gateway.config.keys import KeysSettings, ListedKey, TenantSettings
 from tokentrail.gateway.config.limits import LimitSettings, LimitsSettings
 from tokentrail.gateway.config.reading import ConfigError, load, parse, schema
 from tokentrail.gateway.config.settings import Deployment
@@ -11,8 +12,11 @@ __all__ = [
     "ConfigError",
     "Deployment",
     "FilterSettings",
+    "KeysSettings",
     "LimitSettings",
     "LimitsSettings",
+    "ListedKey",
+    "TenantSettings",
     "load",
     "parse",
     "schema",

@@ -8,6 +8,7 @@ from tokentrail.gateway.config.base import Settings
 from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
+from tokentrail.gateway.config.keys import KeysSettings, Tenants
 from tokentrail.gateway.config.redis import RedisUrl
 
 
@@ -18,6 +19,8 @@ class Deployment(Settings):
     cache: CacheSettings | None = Field(None, description="Answers kept for questions that are asked again.")
 
     database: DatabaseUrl | None = None
+    keys: KeysSettings | None = Field(None, description="Only who has a key is let in.")
+    tenants: Tenants = Field([], max_length=1000, description="What tenants get, whatever the database says.")
     redis: RedisUrl | None = Field(
         None,
         description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",

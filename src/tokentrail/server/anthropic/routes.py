@@ -14,12 +14,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from tokentrail.answer import ModelCard
-from tokentrail.protocol import InvalidRequest
+from tokentrail.protocol import InvalidRequest, ModelNotFound
 from tokentrail.server.anthropic.messages import MessagesDialect
 from tokentrail.server.anthropic.prompts import prompt_of
 from tokentrail.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokentrail.server.anthropic.responses import Event, MessageBody, TokenCount
-from tokentrail.server.errors import model_not_found
 from tokentrail.server.generation import Generation
 from tokentrail.server.openapi import answers, json_body
 from tokentrail.server.schemas import json_response, read_json
@@ -45,9 +44,9 @@ def create_router(state: ServerState) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation is to the model."""
         body = await read_json(request, CountTokensRequest, state.config.max_body_bytes)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         if all(card.id != body.model for card in backend.models()):
-            raise model_not_found(body.model)
+            raise ModelNotFound(body.model)
         prompt = prompt_of(body)
         # A long text takes a while, which must not hold up streams.
         ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
@@ -58,15 +57,15 @@ def create_router(state: ServerState) -> APIRouter:
     @models.get("")
     async def list_models(request: Request) -> Response:
         """The models one can ask, a page of them."""
-        return json_response(_page(state.ready_backend().models(), request))
+        return json_response(_page(state.backend_for(request).models(), request))
 
     @models.get("/{id:path}")
-    async def get_model(id: str) -> Response:
+    async def get_model(request: Request, id: str) -> Response:
         """One model."""
-        for card in state.ready_backend().models():
+        for card in state.backend_for(request).models():
             if card.id == id:
                 return json_response(_model(card))
-        raise model_not_found(id)
+        raise ModelNotFound(id)
 
     router.include_router(models)
     return router

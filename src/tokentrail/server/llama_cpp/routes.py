@@ -32,7 +32,7 @@ from tokentrail.server.llama_cpp.responses import (
     Slot,
     TemplateCaps,
 )
-from tokentrail.server.naming import find_model
+from tokentrail.server.naming import find_model, main_model
 from tokentrail.server.openai.chat import prompt_of
 from tokentrail.server.openapi import answers, json_body
 from tokentrail.server.schemas import Model, json_response, read_json
@@ -50,7 +50,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def completion(request: Request) -> Response:
         """Continue a text, tokens, or several of them; with `stream`, as server-sent events."""
         body = await read(request, CompletionRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         model = _model(backend, body.model)
         # Long texts take a while, which must not hold up streams.
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def infill(request: Request) -> Response:
         """Fill in the middle of a text; with `stream`, as server-sent events."""
         body = await read(request, InfillRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         model = _model(backend, body.model)
         if not backend.details(model).infills:
             raise InvalidRequest(
@@ -91,7 +91,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def embedding(request: Request) -> Response:
         """Vectors of texts or tokens."""
         body = await read(request, EmbeddingRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         model = _model(backend, body.model)
         given, field = (body.content, "content") if body.input is None else (body.input, "input")
         prompts = await asyncio.get_running_loop().run_in_executor(None, prompts_of, given, backend, field)
@@ -108,16 +108,16 @@ def create_router(state: ServerState) -> APIRouter:
     async def apply_template(request: Request) -> Response:
         """What the chat template makes of a conversation."""
         body = await read(request, ApplyTemplateRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(None, lambda: backend.render(prompt_of(body)))
         return json_response(Applied(text))
 
     @router.get("/props", openapi_extra=answers(Props))
-    async def props() -> Response:
+    async def props(request: Request) -> Response:
         """What the server has, and how it draws unless a request says."""
-        backend = state.ready_backend()
-        card = backend.models()[0]
+        backend = state.backend_for(request)
+        card = main_model(backend)
         details = backend.details(card.id)
         drawn = details.defaults.fill(SamplingParams(), DEFAULTED)
         return json_response(
@@ -137,10 +137,10 @@ def create_router(state: ServerState) -> APIRouter:
         )
 
     @router.get("/slots", openapi_extra=answers(list[Slot]))
-    async def slots(fail_on_no_slot: str = "") -> Response:
+    async def slots(request: Request, fail_on_no_slot: str = "") -> Response:
         """Places for answers, and which are taken. With `fail_on_no_slot=1`: 503 if all are."""
-        backend = state.ready_backend()
-        card = backend.models()[0]
+        backend = state.backend_for(request)
+        card = main_model(backend)
         count, running = backend.details(card.id).max_sequences, backend.stats.running
         if fail_on_no_slot and running >= count:
             raise unavailable("no slot available", "no_slot")
@@ -152,4 +152,4 @@ def create_router(state: ServerState) -> APIRouter:
 
 
 def _model(backend: Backend, name: str | None) -> str:
-    return find_model(backend, name).id if name else backend.models()[0].id
+    return find_model(backend, name).id if name else main_model(backend).id

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from msgspec import UNSET
 
 from tokentrail.answer import Backend, ModelCard, ModelDetails
+from tokentrail.protocol import ModelNotFound
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.naming import find_model, tagged
 from tokentrail.server.ollama.responses import Details, ListedModel, ShownModel
@@ -19,7 +20,7 @@ _FOREVER = datetime(9999, 12, 31, tzinfo=timezone.utc)
 
 def find(backend: Backend, name: str) -> ModelCard:
     """The model with this name. Raises a 404 error in Ollama's words, which its clients look for."""
-    with contextlib.suppress(HTTPError):
+    with contextlib.suppress(ModelNotFound):
         return find_model(backend, name)
     raise HTTPError(
         404,

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tokentrail.answer import TextPrompt
 from tokentrail.answer.embedding import check_inputs
+from tokentrail.protocol import TokentrailError
 from tokentrail.server.embedding import as_numbers, embed
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.generation import Generation
@@ -52,7 +53,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Answer a conversation; streamed as lines of JSON unless `stream` is false."""
         body = await read(request, ChatRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         card = find(backend, body.model)
         dialect = ChatDialect(body, card.id, backend.details(card.id))
         return Generation(state, request, dialect) if body.messages else json_response(loaded(dialect))
@@ -61,7 +62,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Answer or, with `raw`, continue a text; streamed as lines of JSON unless `stream` is false."""
         body = await read(request, GenerateRequest)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         card = find(backend, body.model)
         dialect = GenerateDialect(body, card.id, backend.details(card.id))
         asked = body.prompt or body.suffix
@@ -71,7 +72,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def embed_texts(request: Request) -> Response:
         """Vectors of texts, of length 1."""
         body = await read(request, EmbedRequest)
-        card = find(state.ready_backend(), body.model)
+        card = find(state.backend_for(request), body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input or []
         check_inputs(len(texts) or 1, MOST_INPUTS, "input")
         received: float = request.state.received
@@ -101,7 +102,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """The vector of a text, as the model makes it."""
         body = await read(request, EmbeddingsRequest)
-        card = find(state.ready_backend(), body.model)
+        card = find(state.backend_for(request), body.model)
         vector = msgspec.Raw(b"[]")
         if body.prompt:
             prompt = TextPrompt(body.prompt)
@@ -112,22 +113,22 @@ def create_router(state: ServerState) -> APIRouter:
         return json_response(EmbeddedOne(vector))
 
     @router.get("/tags", openapi_extra=answers(ModelList))
-    async def tags() -> Response:
+    async def tags(request: Request) -> Response:
         """The models one can ask."""
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         return json_response(ModelList([listed(backend, card) for card in backend.models()]))
 
     @router.get("/ps", openapi_extra=answers(ModelList))
-    async def ps() -> Response:
+    async def ps(request: Request) -> Response:
         """The models in memory: all of them."""
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         return json_response(ModelList([running(backend, card) for card in backend.models()]))
 
     @router.post("/show", openapi_extra=json_body(AnyModel) | answers(ShownModel))
     async def show(request: Request) -> Response:
         """What a model is, and what it can do."""
         body = await read(request, AnyModel)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         return json_response(shown(backend, find(backend, body.asked)))
 
     @router.get("/version", openapi_extra=answers(Version))
@@ -140,8 +141,8 @@ def create_router(state: ServerState) -> APIRouter:
         """A model that is served is there already; others are refused."""
         body = await read(request, PullRequest)
         try:
-            find(state.ready_backend(), body.asked)
-        except HTTPError as error:
+            find(state.backend_for(request), body.asked)
+        except TokentrailError as error:
             raise _refused(
                 f"{error.message}. To serve another model, start it with tokentrail serve."
             ) from None

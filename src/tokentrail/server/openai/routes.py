@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail.answer import ModelCard
-from tokentrail.server.errors import model_not_found
+from tokentrail.protocol import ModelNotFound
 from tokentrail.server.generation import Generation
 from tokentrail.server.openai import chat, completions
 from tokentrail.server.openai.embeddings import add_embeddings
@@ -51,17 +51,17 @@ def create_router(state: ServerState) -> APIRouter:
         return json_response(await moderate(body, state))
 
     @router.get("/models", openapi_extra=answers(ModelList))
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         """The models one can ask."""
-        return json_response(ModelList(data=[_model(card) for card in state.ready_backend().models()]))
+        return json_response(ModelList(data=[_model(card) for card in state.backend_for(request).models()]))
 
     @router.get("/models/{id:path}", openapi_extra=answers(ModelBody))
-    async def get_model(id: str) -> Response:
+    async def get_model(request: Request, id: str) -> Response:
         """One model."""
-        for card in state.ready_backend().models():
+        for card in state.backend_for(request).models():
             if card.id == id:
                 return json_response(_model(card))
-        raise model_not_found(id)
+        raise ModelNotFound(id)
 
     return router
 

@@ -10,9 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.answer import ChatPrompt
-from tokentrail.protocol import InvalidRequest
-from tokentrail.server.errors import HTTPError, model_not_found
+from tokentrail.answer import Backend, ChatPrompt
+from tokentrail.protocol import InvalidRequest, ModelNotFound
+from tokentrail.server.errors import HTTPError
 from tokentrail.server.generation import Generation
 from tokentrail.server.openapi import answers, json_body, query
 from tokentrail.server.responses.answers import ResponsesDialect
@@ -42,7 +42,7 @@ def create_router(state: ServerState) -> APIRouter:
         history, items = await _told(store, tenant, body)
         prompt: ChatPrompt | None = None
         if body.truncation == "auto":
-            prompt = await _fitting(state, body, prompt_of(body, history, items))
+            prompt = await _fitting(state.backend_for(request), body, prompt_of(body, history, items))
 
         def keep(response: ResponseBody) -> None:
             kept = [kept_form(item) for item in items]
@@ -59,9 +59,9 @@ def create_router(state: ServerState) -> APIRouter:
     async def input_tokens(request: Request) -> Response:
         """How many tokens a request is to the model."""
         body = await read_json(request, ResponsesRequest, state.config.max_body_bytes)
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         if all(card.id != body.model for card in backend.models()):
-            raise model_not_found(body.model)
+            raise ModelNotFound(body.model)
         prompt = prompt_of(body, *await _told(store, request.state.identity.tenant, body))
         # A long text takes a while, which must not hold up streams.
         ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
@@ -141,9 +141,8 @@ def _before(store: ResponseStore, tenant: str, id: str | None) -> list[Kept]:
     return found
 
 
-async def _fitting(state: ServerState, body: ResponsesRequest, prompt: ChatPrompt) -> ChatPrompt:
+async def _fitting(backend: Backend, body: ResponsesRequest, prompt: ChatPrompt) -> ChatPrompt:
     """`truncation: auto`."""
-    backend = state.ready_backend()
     context = next((card.max_model_len for card in backend.models() if card.id == body.model), None)
     if context is None:
         return prompt  # refused soon

@@ -10,6 +10,7 @@ from tokentrail import __version__
 from tokentrail.answer import Backend, ModelCard
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.generation import Generation
+from tokentrail.server.naming import main_model
 from tokentrail.server.openapi import answers, json_body
 from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
@@ -22,7 +23,7 @@ def create_router(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["Text Generation Inference"])
 
     def answer(request: Request, body: GenerateRequest, *, streaming: bool, listed: bool = False) -> Response:
-        backend = state.ready_backend()
+        backend = state.backend_for(request)
         parameters = body.parameters or Parameters()
         if streaming:
             parameters.check_stream()
@@ -49,10 +50,10 @@ def create_router(state: ServerState) -> APIRouter:
         return answer(request, body, streaming=bool(body.stream), listed=True)
 
     @router.get("/info", openapi_extra=answers(Info))
-    async def info() -> Response:
+    async def info(request: Request) -> Response:
         """What the server has, and its limits."""
-        backend = state.ready_backend()
-        card = backend.models()[0]
+        backend = state.backend_for(request)
+        card = main_model(backend)
         details = backend.details(card.id)
         return json_response(
             Info(
@@ -75,7 +76,7 @@ def _card(backend: Backend, parameters: Parameters) -> ModelCard:
     cards = backend.models()
     name = parameters.adapter_id
     if not name:
-        return cards[0]
+        return main_model(backend)
     for card in cards:
         if card.id == name:
             return card
