@@ -1,4 +1,4 @@
-"""What the server asks: local engines and, later, remote upstreams implement it alike."""
+"""What the server asks: local engines and remote upstreams implement it alike."""
 
 from __future__ import annotations
 
@@ -32,11 +32,18 @@ class Answer(Protocol):
     created: int
     seed: int
     """The seed used, given or drawn: the same request with it gives the same bytes."""
-    fingerprint: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what made it; a remote upstream tells it with the answer, and until then it is the latest one known."""
+        ...
+
     prompt_token_ids: list[list[int]]
-    """Of each prompt."""
+    """Of each prompt; empty where a remote upstream does not tell them."""
     usage: Usage
-    """Grows while the answer is iterated; `prompt_tokens` is final from the start."""
+    """Grows while the answer is iterated; `prompt_tokens` is final from the start, but for remote upstreams, of which
+    it is an estimate until they have counted.
+    """
     sampling: SamplingParams
     """As it is used: with what its request left to others, but for `seed` and `max_tokens`."""
     timing: Timing
@@ -48,7 +55,8 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         """Batches of chunks, each of what was ready at once; never empty.
 
-        Raises `Overloaded` before the first chunk if the queue is full, and `EngineDead` at any time.
+        Raises `Overloaded` before the first chunk if the queue is full, and `EngineDead` or `UpstreamError` at any
+        time. A remote upstream's refusals (`InvalidRequest`) come here, too, before the first chunk.
         """
         ...
 

@@ -100,6 +100,10 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """
     truncate_prompt_tokens: int | None = None
     """Only so many tokens of each prompt's end are kept; -1: as many as leave room for the answer."""
+    token_ids: bool = False
+    """Ids of tokens will be told. A local engine has them always; an upstream must be asked for them."""
+    tokens_by_id: bool = False
+    """Log-probabilities will name tokens by their ids."""
     request_id: str | None = None
     """The client's own id for the request."""
     identity: Identity = Identity()
@@ -226,6 +230,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     created: int
     max_model_len: int
+    """0: not known, of a remote model."""
     root: str
     """The model's name in its file; of an adapter, its path."""
     parent: str | None = None
@@ -237,6 +242,7 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
     architecture: str
     num_parameters: int
+    """0, as all numbers here: not known, of a remote model."""
     num_layers: int
     num_heads: int
     num_kv_heads: int

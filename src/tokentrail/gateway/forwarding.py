@@ -74,10 +74,15 @@ class ForwardingAnswer:
     def __init__(self, inner: Answer) -> None:
         self.inner = inner
         self.id, self.model, self.created = inner.id, inner.model, inner.created
-        self.seed, self.fingerprint, self.sampling = inner.seed, inner.fingerprint, inner.sampling
+        self.seed, self.sampling = inner.seed, inner.sampling
         self.prompt_token_ids, self.num_choices = inner.prompt_token_ids, inner.num_choices
         # These grow while the answer is iterated, and are the inner answer's own.
         self.usage, self.timing, self.headers = inner.usage, inner.timing, inner.headers
+
+    @property
+    def fingerprint(self) -> str:
+        """A remote upstream tells its own with the answer."""
+        return self.inner.fingerprint
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         return aiter(self.inner)

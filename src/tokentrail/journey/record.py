@@ -173,6 +173,13 @@ class Journey:
         self.fingerprint: str | None = None
         self.token_text: TokenText | None = None
         self.sequences: list[SequenceTrail] = []
+        # Of answers that no engine here made: what their upstream told, and when it came.
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.texts: list[str] = []
+        """By choice, if texts are kept."""
 
     def template_done(
         self, prompt_tokens: int, *, template_seconds: float | None, tokenize_seconds: float

@@ -132,7 +132,7 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     status: str
     """live or finished."""
     served_by: str
-    """engine, or cache: the same question had been answered before."""
+    """engine; cache: the same question had been answered before; or the name of a remote model."""
     outcome: str | None
     """stop, length, abort, rejected (the queue was full) or error; None while live. The worst of
     its sequences.
@@ -166,6 +166,8 @@ class JourneyView(JourneySummary, kw_only=True):
 
     events: list[EventView]
     sequences: list[SequenceView]
+    texts: list[str] | None = None
+    """By choice, of an answer of a remote upstream, if the server keeps texts in trails."""
 
 
 class JourneyList(msgspec.Struct, kw_only=True):

@@ -28,6 +28,7 @@ def view(journey: Journey, steps: StepLog) -> JourneyView:
         **_summary_fields(journey, steps),
         events=_events(journey, steps),
         sequences=[_sequence(sequence, journey, steps) for sequence in journey.sequences],
+        texts=journey.texts or None,
     )
 
 
@@ -46,8 +47,8 @@ def _summary_fields(journey: Journey, steps: StepLog) -> dict[str, Any]:
         "first_token_at": first,
         "finished_at": journey.finished,
         "prompt_tokens": journey.prompt_tokens,
-        "cached_tokens": sum(sequence.cached_tokens or 0 for sequence in sequences),
-        "completion_tokens": sum(len(sequence.token_steps) for sequence in sequences),
+        "cached_tokens": journey.cached_tokens + sum(sequence.cached_tokens or 0 for sequence in sequences),
+        "completion_tokens": _completion_tokens(journey),
         "drafted_tokens": sum(sequence.drafted_tokens for sequence in sequences),
         "accepted_tokens": sum(sequence.accepted_tokens for sequence in sequences),
         "num_sequences": len(sequences),
@@ -59,7 +60,13 @@ def _summary_fields(journey: Journey, steps: StepLog) -> dict[str, Any]:
     }
 
 
+def _completion_tokens(journey: Journey) -> int:
+    return journey.completion_tokens + sum(len(sequence.token_steps) for sequence in journey.sequences)
+
+
 def _first_token(journey: Journey, steps: StepLog) -> float | None:
+    if journey.first_token is not None:
+        return journey.first_token
     ends = [steps[sequence.token_steps[0]].end for sequence in journey.sequences if sequence.token_steps]
     return min(ends, default=None)
 
@@ -67,7 +74,8 @@ def _first_token(journey: Journey, steps: StepLog) -> float | None:
 def _stages(journey: Journey, steps: StepLog, first_token: float | None) -> StageTimes:
     ordinal = journey.first_ordinal
     started = None if ordinal is None else steps[ordinal].start
-    last = max((steps[s.token_steps[-1]].end for s in journey.sequences if s.token_steps), default=None)
+    ends = (steps[s.token_steps[-1]].end for s in journey.sequences if s.token_steps)
+    last = max(ends, default=journey.last_token)
     return StageTimes(
         template=journey.template_seconds,
         tokenize=journey.tokenize_seconds,
@@ -92,6 +100,8 @@ def _events(journey: Journey, steps: StepLog) -> list[EventView]:
         events.append(EventView(event="templated", at=journey.templated, tokens=journey.prompt_tokens))
     if journey.queued is not None:
         events.append(EventView(event="queued", at=journey.queued))
+    if journey.first_token is not None:
+        events.append(EventView(event="first_token", at=journey.first_token))
     for sequence in journey.sequences:
         index = sequence.index
         for run in sequence.runs():
@@ -111,7 +121,7 @@ def _events(journey: Journey, steps: StepLog) -> list[EventView]:
         events.extend(EventView(event="preempted", at=at, sequence=index) for at in sequence.preempted)
         events.extend(EventView(event="resumed", at=at, sequence=index) for at in sequence.resumed)
     if journey.finished is not None:
-        tokens = sum(len(sequence.token_steps) for sequence in journey.sequences)
+        tokens = _completion_tokens(journey)
         events.append(EventView(event="finished", at=journey.finished, tokens=tokens, reason=journey.outcome))
     return sorted(events, key=lambda event: event.at)
 

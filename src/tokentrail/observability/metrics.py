@@ -97,6 +97,8 @@ class Metrics:
         """By rule, side (input or output) and action."""
         self.response_cache: Counter[str] = Counter()
         """Questions that could have been known: hit or miss; stale: answers that stood in when nobody could answer."""
+        self.upstream_failures: Counter[tuple[str, str]] = Counter()
+        """By remote model and how it failed: the code of `UpstreamError`."""
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -202,6 +204,15 @@ class Metrics:
                 filters.add_metric(list(labels), count)
             yield filters
 
+        if self.upstream_failures:
+            failures = CounterMetricFamily(
+                "tokentrail_upstream_failures",
+                "Answers that remote upstreams did not give, or not to their end.",
+                labels=["target", "reason"],
+            )
+            for (target, reason), count in sorted(self.upstream_failures.items()):
+                failures.add_metric([target, reason.removeprefix("upstream_")], count)
+            yield failures
         if self.response_cache:
             known = CounterMetricFamily(
                 "tokentrail_response_cache",

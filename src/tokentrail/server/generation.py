@@ -52,6 +52,8 @@ class Question(msgspec.Struct, kw_only=True):
     default_max_tokens: int | None = None
     echo: bool = False
     truncate_prompt_tokens: int | None = None
+    token_ids: bool = False
+    tokens_by_id: bool = False
     priority: int = 0
     cache_salt: str | None = None
     names: Mapping[str, str] = {}
@@ -115,6 +117,7 @@ class Generation(Response):
         self._stream: Stream | None = None
         """Set once its headers are sent: from then on errors are part of it."""
         self._responding = False
+        self._names: Mapping[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -137,6 +140,8 @@ class Generation(Response):
             problem = error
         except Exception as error:
             problem = error
+            if isinstance(error, InvalidRequest):
+                in_words_of(self._names, error)
             if not isinstance(error, TokentrailError):
                 log_internal(error, scope["path"])
             if self._stream is not None:
@@ -153,6 +158,7 @@ class Generation(Response):
         backend = self._state.backend_for(self._request)
         model = find_model(backend, self._dialect.model).id
         question = self._dialect.question()
+        self._names = question.names
         max_tokens = question.sampling.max_tokens
         caller = caller_of(self._request, question.priority, question.cache_salt)
         timeout = self._state.config.request_timeout
@@ -167,16 +173,14 @@ class Generation(Response):
             default_max_tokens=question.default_max_tokens,
             echo=question.echo,
             truncate_prompt_tokens=question.truncate_prompt_tokens,
+            token_ids=question.token_ids,
+            tokens_by_id=question.tokens_by_id,
             deadline=None if timeout is None else caller["received"] + timeout,
             **caller,
         )
-        try:
-            return await backend.open(request)
-        except InvalidRequest as error:
-            raise in_words_of(question.names, error) from None
+        return await backend.open(request)
 
     async def _send_stream(self, answer: Answer, send: Send) -> None:
-        stream = self._dialect.stream(answer)
         chunks = aiter(answer)
         # Refusals come before the first chunk, and soon: waiting a moment for it gives them their status.
         first = asyncio.ensure_future(anext(chunks, None))
@@ -184,6 +188,7 @@ class Generation(Response):
             await asyncio.wait({first}, timeout=FIRST_CHUNK_WAIT)
             if first.done():
                 first.result()
+            stream = self._dialect.stream(answer)
             headers = {"content-type": stream.media_type, **HEADERS, **self._id_header, **answer.headers}
             raw = [(k.encode(), v.encode()) for k, v in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})

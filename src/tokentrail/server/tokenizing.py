@@ -130,7 +130,9 @@ def create_router(state: ServerState) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included: as `prompt` (vLLM) and as `content` (llama.cpp)."""
         body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
-        text = state.backend_for(request).detokenize(body.tokens)
+        # A remote upstream is asked for it.
+        backend, loop = state.backend_for(request), asyncio.get_running_loop()
+        text = await loop.run_in_executor(None, backend.detokenize, body.tokens)
         return json_response(Detokenized(text, text))
 
     @router.get("/tokenizer_info", openapi_extra=answers(TokenizerInfo))

@@ -25,7 +25,7 @@ class RemoteTarget(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The model's name here."""
     url: str
-    """http:// or https://, with or without the /v1 at its end."""
+    """http:// or https://, as OpenAI's clients have it as their `base_url`; without a path /v1 is meant."""
     model: str = ""
     """The upstream's name for it; empty: `name`."""
     api_key: str = ""

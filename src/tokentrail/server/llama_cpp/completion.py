@@ -87,6 +87,7 @@ class CompletionDialect:
         body = self.body
         limit = body.limit
         return Question(
+            token_ids=bool(self.body.return_tokens),
             prompts=self._prompts,
             sampling=body.params(self._logit_bias),
             unset=body.unset(),

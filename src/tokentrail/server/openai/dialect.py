@@ -35,6 +35,8 @@ class OpenAIDialect(Generic[Body]):
             sampling=sampling,
             unset=body.unset(),
             truncate_prompt_tokens=body.truncate_prompt_tokens,
+            token_ids=bool(body.return_token_ids),
+            tokens_by_id=bool(body.return_tokens_as_token_ids),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             **options,
