@@ -60,6 +60,8 @@ class ScriptedServer:
         journeys = JourneyStore(self.config.trail_size, keep_text=self.config.trail_text)
         deployment = self.config.deployment
         gateway = None if deployment is None else Gateway(deployment)
+        if gateway is not None:
+            gateway.prepare()
         self.state = ServerState(self.config, journeys, Metrics(MODEL), gateway)
         self.web = _web_server(self.state)
         if self._ready:

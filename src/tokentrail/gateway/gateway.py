@@ -17,12 +17,15 @@ from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
 from tokentrail.gateway.filters.building import build_rules
 from tokentrail.gateway.keys import KeyRing
+from tokentrail.gateway.keys.ring import pepper_of
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 
 if TYPE_CHECKING:
     from tokentrail.gateway.database import Database
+    from tokentrail.gateway.keys.refreshing import Refresher
+    from tokentrail.gateway.keys.store import KeyStore
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class Gateway:
         settings = self.settings
         self.keys = None if settings.keys is None else KeyRing(settings.keys, settings.tenants)
         """Who may ask; None: the file says nothing of keys."""
+        self.key_refresher: Refresher | None = None
         self._filtering: FilteringBackend | None = None
         self._caching: CachingBackend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -65,15 +69,36 @@ class Gateway:
         self._closers.insert(0, close)
         return database
 
+    @cached_property
+    def key_store(self) -> KeyStore | None:
+        """Keys in the database; None: the file turns them off, or says nothing of keys."""
+        settings = self.settings.keys
+        if settings is None or not settings.stored:
+            return None
+        # Only now: with it come the database's libraries.
+        _ = self.database
+        from tokentrail.gateway.keys.store import KeyStore
+
+        return KeyStore(pepper_of(settings))
+
     def prepare(self) -> None:
         """What blocks and can be done before there is a backend; its mistakes are told at once. Raises a
         `TokentrailError`.
         """
         if self.settings.database is not None:
             _ = self.database
+        if self.key_store is not None:
+            from tokentrail.gateway.keys.refreshing import Refresher
+
+            assert self.keys is not None
+            self.key_refresher = Refresher(self.keys, self.key_store, self.database)
+            self.key_refresher.load()
+            self._closers.append(self.key_refresher.aclose)
 
     def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
-        """`backend`, behind what the file turns on. After `prepare`."""
+        """`backend`, behind what the file turns on. After `prepare`, on the event loop."""
+        if self.key_refresher is not None:
+            self.key_refresher.start()
         cache = self._response_cache(journeys, metrics)
         if cache is not None:
             self._caching = backend = CachingBackend(backend, cache)

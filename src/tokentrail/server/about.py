@@ -53,11 +53,9 @@ def create_router(state: ServerState) -> APIRouter:
     @router.get("/about", openapi_extra=answers(About))
     async def about(request: Request) -> Response:
         """What this server keeps and serves, as far as this key may ask it."""
-        backend, identity = state.ready_backend(), request.state.identity
+        backend, identity = state.backend_for(request), request.state.identity
         models = []
         for card in backend.models():
-            if identity.models is not None and card.id not in identity.models:
-                continue
             details = backend.details(card.id)
             models.append(
                 ModelAbout(

@@ -229,10 +229,12 @@ class Server:
 
 
 def _gateway(path: str) -> Gateway:
-    """Before the model is loaded: a mistake in the file is told at once."""
+    """Before the model is loaded: a mistake in the file, or a database that cannot be opened, is told at once."""
     from tokentrail.gateway import Gateway
 
-    return Gateway(path)
+    gateway = Gateway(path)
+    gateway.prepare()
+    return gateway
 
 
 def _listen(host: str, port: int) -> socket.socket:

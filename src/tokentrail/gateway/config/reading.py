@@ -15,6 +15,9 @@ from tokentrail.protocol import TokentrailError
 
 _LARGEST = 16 * 1024 * 1024
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRETS = frozenset({"key", "api_key", "pepper", "password", "token", "secret"})
+"""Settings whose values are never told."""
+_HIDDEN = "…"
 _Path = tuple[int | str, ...]
 
 
@@ -70,7 +73,8 @@ def parse(text: str, name: str = "deploy.yaml") -> Deployment:
     try:
         return Deployment.model_validate(value)
     except ValidationError as error:
-        raise ConfigError("\n".join(_told(name, lines, one) for one in error.errors())) from None
+        told = [_told(name, lines, values.from_environment, one) for one in error.errors()]
+        raise ConfigError("\n".join(told)) from None
 
 
 def schema() -> dict[str, Any]:
@@ -86,6 +90,8 @@ class _Values:
         self._name = name
         self._lines = lines
         self._loader = yaml.SafeLoader("")
+        self.from_environment: set[_Path] = set()
+        """Where values of the environment stand: secrets, as a rule."""
 
     def of(self, node: Any, path: _Path) -> Any:
         yaml = self._yaml
@@ -95,7 +101,10 @@ class _Values:
             return [self.of(item, (*path, at)) for at, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             value = self._loader.construct_object(node)
-            return self._filled(value, line) if isinstance(value, str) else value
+            if isinstance(value, str) and _VARIABLE.search(value):
+                self.from_environment.add(path)
+                return self._filled(value, line)
+            return value
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             at = key_node.start_mark.line + 1
@@ -119,7 +128,7 @@ class _Values:
         return _VARIABLE.sub(value, text)
 
 
-def _told(name: str, lines: dict[_Path, int], error: Any) -> str:
+def _told(name: str, lines: dict[_Path, int], hidden: set[_Path], error: Any) -> str:
     path: _Path = error["loc"]
     while path not in lines:
         path = path[:-1]
@@ -132,11 +141,25 @@ def _told(name: str, lines: dict[_Path, int], error: Any) -> str:
         what = str(error["ctx"]["error"])
     else:
         what = re.sub(r"^Input should be (a valid )?", "must be ", error["msg"])
-        what += f", not {_plain(error['input'])}"
+        what += f", not {_plain(_shown(error['input'], error['loc'], hidden))}"
     return f"{name}:{lines[path]}: {field + ': ' if field else ''}{what}."
 
 
+def _shown(value: Any, path: _Path, hidden: set[_Path]) -> Any:
+    """A value without the secrets in it."""
+    # (Behind a value's path stands, in a union, which kind it might have been.)
+    if any(path[:end] in hidden or path[end - 1] in _SECRETS for end in range(1, len(path) + 1)):
+        return _HIDDEN
+    if isinstance(value, dict):
+        return {name: _shown(inner, (*path, name), hidden) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shown(inner, (*path, at), hidden) for at, inner in enumerate(value)]
+    return value
+
+
 def _plain(value: Any) -> str:
+    if value is _HIDDEN:
+        return "what is there"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 

@@ -19,4 +19,5 @@ metadata = MetaData(
 
 def import_tables() -> None:
     """Have every part's tables declared in `metadata`."""
+    import tokentrail.gateway.keys.tables
     import tokentrail.gateway.ledger.tables  # noqa: F401

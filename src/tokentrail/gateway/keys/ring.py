@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -26,7 +27,7 @@ class _Known(NamedTuple):
 class KeyRing:
     """The file's keys, and those of the database as they were when it was last looked at.
 
-    Used on one event loop, but for `replace`, which may be called in any thread: what is looked up is exchanged whole.
+    Asked on one event loop. `apply` and `replace` may be called in any thread: what is looked up is exchanged whole.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class KeyRing:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
+        self._pepper = pepper_of(settings)
+        self._weaving = threading.Lock()
         self._listed: tuple[_Known, ...] = ()
         self._stored: dict[str, _Known] = {}
         self._tenants: dict[str, TenantRecord] = {}
@@ -48,17 +51,16 @@ class KeyRing:
 
     def apply(self, settings: KeysSettings, tenants: Sequence[TenantSettings]) -> None:
         """Take over the deployment file's keys and tenants. The pepper stays."""
-        if not hasattr(self, "_pepper"):
-            pepper = settings.pepper
-            self._pepper = None if pepper is None else pepper.get_secret_value().encode()
-        self._file_keys = listed_keys(settings)
-        self._file_tenants = {one.name: _tenant_of(one) for one in tenants}
-        self._weave()
+        with self._weaving:
+            self._file_keys = listed_keys(settings)
+            self._file_tenants = {one.name: _tenant_of(one) for one in tenants}
+            self._weave()
 
     def replace(self, keys: Iterable[KeyRecord], tenants: Iterable[TenantRecord]) -> None:
         """Take over what the database has."""
-        self._stored_keys, self._stored_tenants = tuple(keys), tuple(tenants)
-        self._weave()
+        with self._weaving:
+            self._stored_keys, self._stored_tenants = tuple(keys), tuple(tenants)
+            self._weave()
 
     def _weave(self) -> None:
         known = {one.name: one for one in self._stored_tenants} | self._file_tenants
@@ -145,6 +147,10 @@ class KeyRing:
     @property
     def file_tenants(self) -> tuple[TenantRecord, ...]:
         return tuple(self._file_tenants.values())
+
+
+def pepper_of(settings: KeysSettings) -> bytes | None:
+    return None if settings.pepper is None else settings.pepper.get_secret_value().encode()
 
 
 def listed_keys(settings: KeysSettings) -> tuple[KeyRecord, ...]:
