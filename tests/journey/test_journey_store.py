@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
@@ -60,7 +61,7 @@ def test_text_ids_and_alternatives_are_kept_only_when_asked() -> None:
         store = JourneyStore(keep_text=keep)
         journey = begin(store)
         journey.token_text = lambda token: f"<{token}>"
-        sequence = journey.add_sequence("a-0", prompt_tokens=1, prompt="the secret prompt")
+        sequence = journey.add_sequence("a-0", prompt_tokens=1, prompt="the secret prompt", prompt_ids=[3])
         top = [TokenAlternatives(token_ids=[7, 9], logprobs=[-0.25, -2.0])]
         store.on_step(Clock().record(share("a-0", 1, 0)), [delta("a-0", 7, top=top)])
         journey.sequence_done(sequence, "length", 1, "the secret answer")
@@ -74,11 +75,44 @@ def test_text_ids_and_alternatives_are_kept_only_when_asked() -> None:
                 (7, "<7>", -0.25),
                 (9, "<9>", -2.0),
             ]
+            pieces = shown(store, "a").sequences[0].prompt_pieces
+            assert pieces is not None
+            assert [(piece.id, piece.text) for piece in pieces] == [(3, "<3>")]
             assert b"secret prompt" in body
             assert b"secret answer" in body
         else:
             assert (token.id, token.text, token.top) == (None, None, None)
+            assert shown(store, "a").sequences[0].prompt_pieces is None
             assert b"secret" not in body
+
+
+def test_company_is_who_shared_steps_and_of_the_same_tenant() -> None:
+    """Random batches, on two engines whose steps mix: compared with who was in each step."""
+    rng = random.Random(5)
+    store = JourneyStore()
+    names = ["a", "b", "c", "x"]
+    for name in names:
+        begin(store, name, tenant="two" if name == "x" else "one").add_sequence(f"{name}-0", prompt_tokens=1)
+    clocks = [Clock(replica=0), Clock(replica=1)]
+    at = dict.fromkeys(names, 0)
+    together: list[list[str]] = []
+    for _ in range(300):
+        who = [name for name in names if rng.random() < 0.7]
+        for name in who:
+            at[name] += 1
+        shares = [share(f"{name}-0", 1, at[name]) for name in who]
+        store.on_step(rng.choice(clocks).record(*shares), [])
+        together.append(who)
+    (sequence,) = shown(store, "a", "one").sequences
+    own = [who for who in together if "a" in who]
+    assert len(sequence.steps) == len(own)
+    assert [one.journey for one in sequence.company] == ["b", "c"]
+    for one in sequence.company:
+        stretches = [range(first, last + 1) for first, last in one.steps]
+        assert {k for stretch in stretches for k in stretch} == {
+            k for k in range(len(own)) if one.journey in own[k]
+        }
+        assert all(a[-1] + 1 < b[0] for a, b in itertools.pairwise(stretches))
 
 
 def test_a_journey_is_seen_by_its_own_tenant_only() -> None:

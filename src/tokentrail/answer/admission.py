@@ -306,7 +306,7 @@ class Admission:
             scored=None if scored is None else ids,
             prompt_logprobs=scored or 0,
         )
-        trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text)
+        trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text, prompt_ids=ids)
         return AnswerSequence(generate, writer, trail)
 
     def write(self, sequence: AnswerSequence, delta: Delta) -> Chunk:

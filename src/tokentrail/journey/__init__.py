@@ -7,10 +7,12 @@ token ids and alternatives only if the store was told to keep them. `journey.ren
 
 from tokentrail.journey.record import Journey, SequenceTrail
 from tokentrail.journey.schema import (
+    CompanyView,
     EventView,
     JourneyList,
     JourneySummary,
     JourneyView,
+    PromptTokenView,
     SequenceView,
     StageTimes,
     StepView,
@@ -19,12 +21,14 @@ from tokentrail.journey.schema import (
 from tokentrail.journey.store import JourneyStore
 
 __all__ = [
+    "CompanyView",
     "EventView",
     "Journey",
     "JourneyList",
     "JourneyStore",
     "JourneySummary",
     "JourneyView",
+    "PromptTokenView",
     "SequenceTrail",
     "SequenceView",
     "StageTimes",

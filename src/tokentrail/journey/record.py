@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokentrail.protocol import Delta, ScheduledSequence, TokenAlternatives
@@ -54,6 +54,7 @@ class SequenceTrail:
         "logprobs",
         "preempted",
         "prompt",
+        "prompt_ids",
         "prompt_tokens",
         "resumed",
         "text",
@@ -81,6 +82,7 @@ class SequenceTrail:
         self.token_ids = array("i")
         self.top: list[TokenAlternatives] = []
         self.prompt: str | None = None
+        self.prompt_ids = array("i")
         self.text: str | None = None
 
     def scheduled(self, ordinal: int, share: ScheduledSequence) -> None:
@@ -130,6 +132,18 @@ class SequenceTrail:
     @property
     def first_ordinal(self) -> int | None:
         return self._runs[0] if self._runs else None
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """(first, behind the last) of each stretch of steps that follow on one another."""
+        begin = end = -1
+        for run in self.runs():
+            if run.ordinal != end:
+                if end > begin:
+                    yield begin, end
+                begin = run.ordinal
+            end = run.ordinal + run.length
+        if end > begin:
+            yield begin, end
 
     def runs(self) -> Iterator[Run]:
         for at in range(0, len(self._runs), _WIDTH):
@@ -190,11 +204,14 @@ class Journey:
         self.template_seconds = template_seconds
         self.tokenize_seconds = tokenize_seconds
 
-    def add_sequence(self, id: str, *, prompt_tokens: int, prompt: str | None = None) -> SequenceTrail:
-        """A sequence is about to be handed to the engine under `id`."""
+    def add_sequence(
+        self, id: str, *, prompt_tokens: int, prompt: str | None = None, prompt_ids: Sequence[int] = ()
+    ) -> SequenceTrail:
+        """A sequence is about to be handed to the engine under `id`. The prompt itself is kept if texts are."""
         sequence = SequenceTrail(id, len(self.sequences), prompt_tokens, keep_text=self.keep_text)
         if self.keep_text:
             sequence.prompt = prompt
+            sequence.prompt_ids.extend(prompt_ids)
         self.sequences.append(sequence)
         self._store.watch(sequence)
         if self.queued is None:

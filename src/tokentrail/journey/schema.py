@@ -101,6 +101,20 @@ class TokenView(msgspec.Struct, kw_only=True, omit_defaults=True):
     top: list[AlternativeView] | None = None
 
 
+class PromptTokenView(msgspec.Struct, kw_only=True):
+    id: int
+    text: str
+
+
+class CompanyView(msgspec.Struct, kw_only=True):
+    """Another sequence of the same tenant that shared steps."""
+
+    journey: str
+    sequence: int
+    steps: list[tuple[int, int]]
+    """Which: first and last index into `steps` of each stretch."""
+
+
 class SequenceView(msgspec.Struct, kw_only=True):
     """One choice of one prompt."""
 
@@ -116,8 +130,12 @@ class SequenceView(msgspec.Struct, kw_only=True):
     """When it was handed to a fresh engine after the old one had died."""
     steps: list[StepView]
     tokens: list[TokenView]
+    company: list[CompanyView] = []
+    """Who shared those steps, as far as it is the tenant's own; `batch_sequences` counts all."""
     text: str | None = None
     prompt: str | None = None
+    prompt_pieces: list[PromptTokenView] | None = None
+    """The prompt's tokens; there, as `prompt` and `text`, if the server keeps texts in trails."""
 
 
 class JourneySummary(msgspec.Struct, kw_only=True):

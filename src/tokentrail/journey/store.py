@@ -133,7 +133,11 @@ class JourneyStore:
 
     def view(self, id: str, tenant: str = "") -> JourneyView | None:
         journey = self.find(id, tenant)
-        return None if journey is None else view(journey, self._steps)
+        if journey is None:
+            return None
+        kept = (one for part in (self._live, self._finished) for one in part.values())
+        others = [one for one in kept if one.tenant == tenant and one is not journey]
+        return view(journey, self._steps, others)
 
     def list(self, tenant: str = "", limit: int = 20) -> JourneyList:
         """The tenant's newest journeys, live ones first."""

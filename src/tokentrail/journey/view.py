@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokentrail.journey.record import Journey, SequenceTrail
 from tokentrail.journey.schema import (
     AlternativeView,
+    CompanyView,
     EventView,
     JourneySummary,
     JourneyView,
+    PromptTokenView,
     SequenceView,
     StageTimes,
     StepView,
@@ -23,11 +26,26 @@ def summarize(journey: Journey, steps: StepLog) -> JourneySummary:
     return JourneySummary(**_summary_fields(journey, steps))
 
 
-def view(journey: Journey, steps: StepLog) -> JourneyView:
+def view(journey: Journey, steps: StepLog, others: Iterable[Journey] = ()) -> JourneyView:
+    """`others`: journeys that may be told of as company, if they shared steps."""
+    sequences = [sequence for one in (journey, *others) for sequence in one.sequences]
+    owners = {id(sequence): one.id for one in (journey, *others) for sequence in one.sequences}
     return JourneyView(
         **_summary_fields(journey, steps),
         events=_events(journey, steps),
-        sequences=[_sequence(sequence, journey, steps) for sequence in journey.sequences],
+        sequences=[
+            _sequence(
+                sequence,
+                journey,
+                steps,
+                [
+                    CompanyView(journey=owners[id(other)], sequence=other.index, steps=shared)
+                    for other in sequences
+                    if other is not sequence and (shared := _shared(sequence, other))
+                ],
+            )
+            for sequence in journey.sequences
+        ],
         texts=journey.texts or None,
     )
 
@@ -126,7 +144,30 @@ def _events(journey: Journey, steps: StepLog) -> list[EventView]:
     return sorted(events, key=lambda event: event.at)
 
 
-def _sequence(sequence: SequenceTrail, journey: Journey, steps: StepLog) -> SequenceView:
+def _shared(sequence: SequenceTrail, other: SequenceTrail) -> list[tuple[int, int]]:
+    """Stretches of the sequence's steps that `other` had a part in: first and last, counted among its own."""
+    shared: list[tuple[int, int]] = []
+    before = 0
+    theirs = list(other.spans())
+    begins = [begin for begin, _ in theirs]
+    for begin, end in sequence.spans():
+        for first, behind in theirs[max(bisect_right(begins, begin) - 1, 0) : bisect_right(begins, end)]:
+            low, high = max(begin, first), min(end, behind)
+            if low < high:
+                start, last = before + low - begin, before + high - begin - 1
+                if shared and shared[-1][1] + 1 == start:  # steps of other engines lay between
+                    start = shared.pop()[0]
+                shared.append((start, last))
+        before += end - begin
+    return shared
+
+
+def _sequence(
+    sequence: SequenceTrail, journey: Journey, steps: StepLog, company: list[CompanyView]
+) -> SequenceView:
+    pieces = None
+    if sequence.prompt_ids and (text := journey.token_text) is not None:
+        pieces = [PromptTokenView(id=id, text=text(id)) for id in sequence.prompt_ids]
     return SequenceView(
         index=sequence.index,
         prompt_tokens=sequence.prompt_tokens,
@@ -139,6 +180,8 @@ def _sequence(sequence: SequenceTrail, journey: Journey, steps: StepLog) -> Sequ
         tokens=list(_tokens(sequence, journey, steps)),
         text=sequence.text,
         prompt=sequence.prompt,
+        company=company,
+        prompt_pieces=pieces,
     )
 
 
