@@ -24,6 +24,7 @@ class ChatView {
     if (!this.conversation.model || !app.about?.models.some((model) => model.id === this.conversation.model)) {
       if (!this.conversation.messages.length || !this.conversation.model) this.conversation.model = app.about?.models[0]?.id ?? "";
     }
+    this.conversation.parameters.alternatives ??= Boolean(app.about?.trail_text);
     this.list = h("ul.conversation-list");
     this.log = h("div.log", { role: "log", "aria-label": t("chat.messages"), "aria-live": "polite" });
     this.scroller = h("div.scroller", { tabindex: "-1", on: { scroll: () => this.#scrolled() } }, this.log);
