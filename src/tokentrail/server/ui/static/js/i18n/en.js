@@ -189,6 +189,8 @@ export default {
   "stage.preempted.is": "Lost its blocks to others.",
   "stage.resumed": "Resumed",
   "stage.resumed.is": "Went on in a fresh engine.",
+  "stage.elsewhere": "Elsewhere",
+  "stage.elsewhere.is": "Another server computed it.",
   "stage.detokenize": "Detokenized",
   "stage.detokenize.is": "Numbers become text.",
   "stage.filter_out": "Filtered",

@@ -189,6 +189,8 @@ export default {
   "stage.preempted.is": "块让给了别人。",
   "stage.resumed": "恢复",
   "stage.resumed.is": "在新引擎上继续。",
+  "stage.elsewhere": "别处",
+  "stage.elsewhere.is": "由另一台服务器计算。",
   "stage.detokenize": "还原文字",
   "stage.detokenize.is": "数字变回文字。",
   "stage.filter_out": "过滤",

@@ -7,6 +7,9 @@ import { t } from "../i18n.js";
 /** Prompt chunks that get rows of their own. */
 const MOST_CHUNKS = 12;
 
+/** Of what no engine here computed: its stages are known, its steps are not. */
+export const NO_SEQUENCE = { index: 0, steps: [], tokens: [], preempted_at: [], resumed_at: [] };
+
 /** The whole time axis: seconds from the start. @param {any} journey */
 export function span(journey) {
   const start = journey.received_at;
@@ -39,6 +42,7 @@ export function rows(journey, sequence) {
   for (const when of sequence.preempted_at) add("preempted", "", when, 0);
   for (const when of sequence.resumed_at) add("resumed", "", when, 0);
   const first = journey.first_token_at ?? start;
+  if (!sequence.steps.length && journey.first_token_at !== null && !queued) add("elsewhere", t("tokens.count", { count: journey.completion_tokens }), ready, (journey.finished_at ?? first) - ready);
   const end = journey.finished_at ?? first;
   if (stages.detokenize) add("detokenize", t("journey.in-all"), first, stages.detokenize, "detokenize", true);
   if (stages.filter_out) add("filter_out", t("journey.in-all"), first, stages.filter_out, "filter_out", true);
@@ -53,7 +57,7 @@ function addSteps(add, sequence) {
   const stretches = [];
   for (const step of sequence.steps) {
     const open = stretches.at(-1);
-    if (open && open[0].kind === step.kind && step.kind !== "prefill" && step.engine === open[0].engine) open.push(step);
+    if (open && open[0].kind === step.kind && step.kind !== "prefill" && step.engine === open[0].engine && step.replica === open[0].replica) open.push(step);
     else stretches.push([step]);
   }
   const chunks = stretches.filter(([step]) => step.kind === "prefill").length;

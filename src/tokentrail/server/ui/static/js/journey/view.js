@@ -6,7 +6,7 @@ import { clock, duration, number } from "../format.js";
 import { t } from "../i18n.js";
 import { blocksChart } from "./blocks.js";
 import { chromeTrace } from "./chrome-trace.js";
-import { rate, span, stepsOfTokens } from "./model.js";
+import { NO_SEQUENCE, rate, span, stepsOfTokens } from "./model.js";
 import { replay } from "./replay.js";
 import { answerTokens, promptTokens, tokenDetails } from "./tokens.js";
 import { waterfall } from "./waterfall.js";
@@ -103,7 +103,7 @@ class One extends Loader {
     const sequence = journey.sequences[this.choice] ?? journey.sequences[0];
     fill(this.page, this.#head(journey), this.#figures(journey),
       this.app.about?.trail_text ? null : h("p.notice", null, t("journey.no-text")),
-      sequence ? this.#parts(journey, sequence) : h("p.notice", null, t("journey.nothing", { by: journey.served_by })));
+      sequence ? this.#parts(journey, sequence) : this.#elsewhere(journey));
   }
 
   /** @param {any} journey */
@@ -135,6 +135,13 @@ class One extends Loader {
       journey.resumptions ? figure("stage.resumed", number(journey.resumptions)) : null,
       journey.target ? figure("journey.target", journey.target) : null,
       figure("journey.seed", journey.seed === null ? null : String(journey.seed)));
+  }
+
+  /** Answered by a remote model, or from the cache of answers. @param {any} journey */
+  #elsewhere(journey) {
+    return [h("p.notice", null, t("journey.nothing", { by: journey.served_by })),
+      h("section.panel.part", null, h("h2", null, t("journey.waterfall")), waterfall(journey, NO_SEQUENCE).element),
+      journey.texts?.length ? h("section.panel.part", null, h("h2", null, t("chat.answer")), journey.texts.map((/** @type {string} */ text) => h("pre.rendered.wrap", { tabindex: "0", dir: "auto" }, text))) : null];
   }
 
   /** @param {any} journey @param {any} sequence */
