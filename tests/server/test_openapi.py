@@ -134,3 +134,22 @@ def test_what_the_document_forbids_is_refused(document: Any, server: ScriptedSer
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**GOOD, **changes}, schema)
         assert server.post("/v1/chat/completions", {**GOOD, **changes}).status_code == 400, changes
+
+
+@pytest.mark.parametrize(
+    ("path", "rest"),
+    [
+        ("/tokenize", {}),
+        ("/apply-template", {}),
+        ("/v1/messages", {"model": MODEL, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"model": MODEL}),
+    ],
+)
+def test_conversations_are_not_empty(
+    document: Any, server: ScriptedServer, path: str, rest: dict[str, Any]
+) -> None:
+    schema = operation(document, path)["requestBody"]["content"]["application/json"]["schema"]
+    for messages, status in (([{"role": "user", "content": "Hi"}], 200), ([], 400)):
+        body = {**rest, "messages": messages}
+        assert jsonschema.Draft202012Validator(schema).is_valid(body) == (status == 200)
+        assert server.post(path, body).status_code == status

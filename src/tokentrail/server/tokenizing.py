@@ -62,6 +62,8 @@ class TokenizeRequest(BaseModel):
         ]
         if len(given) != 1:
             raise InvalidRequest("Give either prompt or messages (or content, or inputs).", param="prompt")
+        if self.messages == []:
+            raise InvalidRequest("messages must not be empty.", param="messages")
 
 
 class DetokenizeRequest(BaseModel):

@@ -108,7 +108,7 @@ class CountTokensRequest(CheckedRequest):
     """`POST /v1/messages/count_tokens`: what makes up a prompt."""
 
     model: str = Field(min_length=1)
-    messages: List[Message]
+    messages: List[Message] = Field(json_schema_extra={"minItems": 1})
     system: str | List[ResultBlock] | None = None
     tools: List[Tool] | None = None
     tool_choice: ToolChoice | None = None
