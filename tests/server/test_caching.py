@@ -163,7 +163,7 @@ async def test_what_is_kept_stands_in_when_nobody_answers() -> None:
     assert (await collect(answer))[0].text == "known"
     assert (answer.headers["x-tokentrail-served-by"], answer.headers["age"]) == ("cache", "60")
     assert (asked.handling.target, asked.handling.degraded) == ("cache", True)
-    assert [stage.name for stage in asked.handling.stages] == ["cache lookup"]
+    assert [stage.name for stage in asked.handling.stages] == ["looked up"]
     now += 40
     assert await cache.stale(asked) is None
 

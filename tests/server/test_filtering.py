@@ -118,7 +118,9 @@ def test_prompts_are_refused_masked_and_flagged(model: Says) -> None:
 
 def test_prompts_keep_all_but_what_is_masked(make_server: MakeServer, config: str) -> None:
     server = make_server(deployment=config, trust_request_chat_template=True)
-    backend = server.state.backend
+    gateway = server.state.gateway
+    assert gateway is not None
+    backend = gateway._filtering
     assert isinstance(backend, FilteringBackend)
     asked: list[AnswerRequest] = []
     inner = backend.inner.open

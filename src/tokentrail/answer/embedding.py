@@ -51,12 +51,14 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     salt: str = ""
     received: float | None = None
     """Wall clock; None: now."""
-    trace: str | None = None
-    """See `AnswerRequest.trace`."""
 
     @property
     def tenant(self) -> str:
         return self.identity.tenant
+
+    @property
+    def trace(self) -> str | None:
+        return self.handling.trace
 
 
 class Embeddings(msgspec.Struct, kw_only=True):

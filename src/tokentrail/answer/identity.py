@@ -55,3 +55,5 @@ class Handling(msgspec.Struct, kw_only=True):
     """What parts of the gateway did, in order of their ends; those of the engine are the journey's."""
     kept_as: bytes = b""
     """The question's name in the cache of answers, where there is one."""
+    trace: str | None = None
+    """W3C trace context (`traceparent`) of the request's span, to be told to whoever is asked for its sake."""

@@ -114,12 +114,14 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """Wall-clock second at which it ends with `DeadlineExceeded`, wherever it is then."""
     received: float | None = None
     """Wall clock; None: now."""
-    trace: str | None = None
-    """W3C trace context (`traceparent`) of the span that this request is; to be told to whoever is asked."""
 
     @property
     def tenant(self) -> str:
         return self.identity.tenant
+
+    @property
+    def trace(self) -> str | None:
+        return self.handling.trace
 
     def late(self) -> DeadlineExceeded:
         """What it ends with when its deadline has passed."""

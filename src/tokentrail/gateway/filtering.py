@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from tokentrail.answer import (
     Embeddings,
     InfillPrompt,
     Prompt,
+    Stage,
     TextPrompt,
     TokenLogprob,
     TokensPrompt,
@@ -57,10 +59,19 @@ class FilteringBackend(ForwardingBackend):
 
     async def open(self, request: AnswerRequest) -> Answer:
         rules = self.rules
-        flagged = await self._check(request.prompts, [rule for rule in rules if rule.inputs])
+        stages = request.handling.stages
+        inputs = [rule for rule in rules if rule.inputs]
+        start = time.time()
+        try:
+            flagged = await self._check(request.prompts, inputs)
+        finally:
+            if inputs:
+                stages.append(Stage(name="filtered", start=start, end=time.time()))
         answer = await self.inner.open(request)
         outputs = [rule for rule in rules if rule.outputs]
-        return FilteredAnswer(answer, outputs, self._metrics, flagged) if outputs or flagged else answer
+        if not (outputs or flagged):
+            return answer
+        return FilteredAnswer(answer, outputs, self._metrics, flagged, stages)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         await self._check(request.prompts, [rule for rule in self.rules if rule.inputs])
@@ -135,10 +146,19 @@ class FilteredAnswer(ForwardingAnswer):
     """See `answer.backend.Answer`."""
 
     def __init__(
-        self, inner: Answer, rules: Sequence[Rule], metrics: Metrics, flagged: Sequence[str] = ()
+        self,
+        inner: Answer,
+        rules: Sequence[Rule],
+        metrics: Metrics,
+        flagged: Sequence[str] = (),
+        stages: list[Stage] | None = None,
     ) -> None:
-        """`flagged`: names of rules that flagged the prompt."""
+        """`flagged`: names of rules that flagged the prompt; `stages`: where what filtering took is told."""
         super().__init__(inner)
+        self._stages = stages
+        self._began = 0.0
+        """When the first chunk came; 0: none has."""
+        self._busy = 0.0
         self._metrics = metrics
         self._choices = [_ChoiceFilter(index, rules) for index in range(inner.num_choices)]
         self._told: set[str] = set()
@@ -173,6 +193,11 @@ class FilteredAnswer(ForwardingAnswer):
     async def aclose(self) -> None:
         await super().aclose()
         await self._chunks.aclose()
+        if self._stages is not None and self._began:
+            self._stages.append(
+                Stage(name="filtered out", start=self._began, end=time.time(), busy=self._busy)
+            )
+            self._stages = None
 
     @property
     def _over(self) -> bool:
@@ -182,8 +207,12 @@ class FilteredAnswer(ForwardingAnswer):
         if self._kept is not None and self._kept[0] is chunk:
             passed, self._kept = self._kept[1], None
             return passed
+        start = time.perf_counter()
+        if not self._began:
+            self._began = time.time()
         choice = self._choices[chunk.index]
         passed = choice.take(chunk)
+        self._busy += time.perf_counter() - start
         for finding in choice.new_findings():
             rule = finding.rule
             if rule.name not in self._told:

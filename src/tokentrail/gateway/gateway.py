@@ -18,9 +18,12 @@ from tokentrail.gateway.filters import Rule
 from tokentrail.gateway.filters.building import build_rules
 from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
+from tokentrail.gateway.observing import Observer, ObservingBackend
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.journey import JourneyStore
-from tokentrail.observability import Metrics
+from tokentrail.observability import STDOUT, AccessLog, Metrics, Traffic
+from tokentrail.observability.tracing import Sampler, SpanExporter, sampling_ratio
+from tokentrail.protocol import TokentrailError
 
 if TYPE_CHECKING:
     from tokentrail.gateway.database import Database
@@ -41,6 +44,7 @@ class Gateway:
         self.keys = None if settings.keys is None else KeyRing(settings.keys, settings.tenants)
         """Who may ask; None: the file says nothing of keys."""
         self.key_refresher: Refresher | None = None
+        self._access_log: AccessLog | None = None
         self._filtering: FilteringBackend | None = None
         self._caching: CachingBackend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -63,10 +67,7 @@ class Gateway:
         """
         database = open_database(self.settings.database, self.path.parent)
 
-        async def close() -> None:
-            await asyncio.get_running_loop().run_in_executor(None, database.close)
-
-        self._closers.insert(0, close)
+        self._closers.insert(0, _in_thread(database.close))
         return database
 
     @cached_property
@@ -104,7 +105,41 @@ class Gateway:
             self._caching = backend = CachingBackend(backend, cache)
         # Outermost: what the cache keeps is filtered by the rules of the day.
         self._filtering = FilteringBackend(backend, self.rules, metrics)
-        return self._filtering
+        # Outermost: whatever refuses a request is seen.
+        return ObservingBackend(self._filtering, journeys, content=self.settings.log_content)
+
+    def observe(self, journeys: JourneyStore, metrics: Metrics, address: tuple[str, int]) -> Observer:
+        """Who is told of each request. `address`: host and port of this server. Raises a `TokentrailError`
+        where what the file names cannot be written to.
+        """
+        settings = self.settings
+        labels = settings.metrics
+        metrics.traffic = Traffic(tenants=labels.tenants, targets=labels.targets, series=labels.series)
+        log = exporter = sampler = None
+        if settings.access_log is not None:
+            log = self._access_log = self._open_log(settings.access_log)
+            metrics.log_lines_dropped = lambda: log.dropped
+            self._closers.append(_in_thread(log.close))
+        if (tracing := settings.tracing) is not None:
+            exporter = SpanExporter(tracing.endpoint, tracing.headers, timeout=tracing.timeout_s)
+            sampler = Sampler(sampling_ratio(tracing.sample_ratio))
+            metrics.spans_dropped = lambda: exporter.dropped
+            self._closers.append(_in_thread(exporter.close))
+        return Observer(
+            journeys,
+            metrics.traffic,
+            log,
+            exporter,
+            sampler=sampler,
+            address=address,
+            content=settings.log_content,
+        )
+
+    def _open_log(self, path: str) -> AccessLog:
+        try:
+            return AccessLog(path if path == STDOUT else str(self.path.parent / path))
+        except OSError as error:
+            raise TokentrailError(f"access_log: {path} cannot be written: {error.strerror}.") from None
 
     def _response_cache(self, journeys: JourneyStore, metrics: Metrics) -> ResponseCache | None:
         settings = self.settings.cache
@@ -131,6 +166,8 @@ class Gateway:
 
         Raises `ConfigError`.
         """
+        if self._access_log is not None:
+            self._access_log.reopen()
         self.settings, self.rules = self._read()
         if self._filtering is not None:
             self._filtering.rules = self.rules
@@ -143,3 +180,10 @@ class Gateway:
     def _read(self) -> tuple[Deployment, list[Rule]]:
         settings = load(self.path)
         return settings, build_rules(settings.filters, self.path.parent)
+
+
+def _in_thread(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    async def closing() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, close)
+
+    return closing

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tokentrail.protocol import Delta, ScheduledSequence, TokenAlternatives
 
 if TYPE_CHECKING:
+    from tokentrail.journey.schema import StageTimes
     from tokentrail.journey.store import JourneyStore
 
 TokenText = Callable[[int], str]
@@ -242,6 +243,10 @@ class Journey:
         """Handed to the engine → first step with a part of it; None: not scheduled yet."""
         started = self._store.started_at(self)
         return None if started is None or self.queued is None else max(0.0, started - self.queued)
+
+    def stages(self) -> StageTimes:
+        """How long each stage took, as far as it got."""
+        return self._store.stages(self)
 
     @property
     def first_ordinal(self) -> int | None:

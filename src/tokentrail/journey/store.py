@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from tokentrail.journey.record import Journey, SequenceTrail
-from tokentrail.journey.schema import JourneyList, JourneyView
+from tokentrail.journey.schema import JourneyList, JourneyView, StageTimes
 from tokentrail.journey.steps import StepLog
-from tokentrail.journey.view import summarize, view
+from tokentrail.journey.view import stages, summarize, view
 from tokentrail.protocol import Delta, StepRecord
 
 # Steps that no kept journey needs are freed when so many may have piled up.
@@ -125,6 +125,9 @@ class JourneyStore:
         """When the first step began that had a part of the journey."""
         ordinal = journey.first_ordinal
         return None if ordinal is None else self._steps[ordinal].start
+
+    def stages(self, journey: Journey) -> StageTimes:
+        return stages(journey, self._steps)
 
     def find(self, id: str, tenant: str = "") -> Journey | None:
         """By journey id or by the client's request id; None also if it belongs to somebody else."""

@@ -89,6 +89,10 @@ def _first_token(journey: Journey, steps: StepLog) -> float | None:
     return min(ends, default=None)
 
 
+def stages(journey: Journey, steps: StepLog) -> StageTimes:
+    return _stages(journey, steps, _first_token(journey, steps))
+
+
 def _stages(journey: Journey, steps: StepLog, first_token: float | None) -> StageTimes:
     ordinal = journey.first_ordinal
     started = None if ordinal is None else steps[ordinal].start

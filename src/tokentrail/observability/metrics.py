@@ -5,82 +5,18 @@ The hot path only adds to Python numbers. `render` builds the text format throug
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tokentrail.observability.histograms import FIRST_TOKEN, LATENCY, PER_TOKEN, TOKENS, Histogram
+from tokentrail.observability.traffic import Traffic
 from tokentrail.protocol import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-# Bucket bounds. Seconds cover a 1B model on a GPU up to a 70B one on a CPU.
-FIRST_TOKEN = (
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.15,
-    0.3,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-)
-PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
-LATENCY = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-)
-TOKENS = tuple(float(1 << k) for k in range(18))
-
 OUTCOMES = ("stop", "length", "abort", "timeout", "error", "rejected")
-
-
-class Histogram:
-    """Counts of observations per bucket, as Prometheus defines histograms."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """`count` observations of `value`. A bound itself belongs to its own bucket (`le`)."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += count
-        self.sum += value * count
-
-    def buckets(self) -> list[tuple[str, float]]:
-        totals = itertools.accumulate(self.counts)
-        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        return [(name, float(total)) for name, total in zip(names, totals, strict=True)]
 
 
 class Metrics:
@@ -99,6 +35,10 @@ class Metrics:
         """Questions that could have been known: hit or miss; stale: answers that stood in when nobody could answer."""
         self.upstream_failures: Counter[tuple[str, str]] = Counter()
         """By remote model and how it failed: the code of `UpstreamError`."""
+        self.traffic: Traffic | None = None
+        """By route, target and tenant; where a deployment file is in use."""
+        self.log_lines_dropped: Callable[[], int] | None = None
+        self.spans_dropped: Callable[[], int] | None = None
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -222,6 +162,15 @@ class Metrics:
             for result in ("hit", "miss", "stale"):
                 known.add_metric([result], self.response_cache[result])
             yield known
+
+        for name, text, dropped in (
+            ("access_log_dropped", "Lines that the access log lost", self.log_lines_dropped),
+            ("spans_dropped", "Requests whose spans were lost", self.spans_dropped),
+        ):
+            if dropped is not None:
+                yield CounterMetricFamily(f"tokentrail_{name}", text, value=dropped())
+        if self.traffic is not None:
+            yield from self.traffic.collect()
 
         yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)
         yield histogram("inter_token_latency_seconds", "Token → next token of a sequence", self.inter_token)

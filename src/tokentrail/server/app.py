@@ -63,6 +63,7 @@ def create_app(state: ServerState) -> FastAPI:
         header_shapes={anthropic.VERSION_HEADER: anthropic_shape},
         log_requests=config.log_requests,
         is_open=wants_page if config.ui else None,
+        observer=lambda: state.observer,
     )
     if config.allowed_origins:
         # Outside the gate: a browser must be able to read a refusal too, and its preflight has no key.

@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
@@ -30,6 +31,9 @@ from tokentrail.server.errors import (
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import OPEN_PATHS, Keys, NoKey
 from tokentrail.server.scopes import check_endpoint
+
+if TYPE_CHECKING:
+    from tokentrail.gateway.observing import Observer
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +90,11 @@ class Gate:
         header_shapes: Mapping[bytes, Shape] | None = None,
         log_requests: bool = True,
         is_open: Callable[[Scope], bool] | None = None,
+        observer: Callable[[], Observer | None] = lambda: None,
     ) -> None:
         """How errors look: `header_shapes`, for requests that have a header; `shapes`, by a path or its beginning;
-        otherwise as OpenAI's. `is_open`: which requests need no key beside those of `OPEN_PATHS`.
+        otherwise as OpenAI's. `is_open`: which requests need no key beside those of `OPEN_PATHS`. `observer`: who is
+        told of each request, by now.
         """
         self.app = app
         self.shapes = dict(shapes or {})
@@ -99,6 +105,7 @@ class Gate:
         self.attempts = Attempts()
         self.hosts = hosts
         self.metrics = metrics
+        self.observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,6 +115,7 @@ class Gate:
         authorization: bytes | None = None
         api_key: bytes | None = None
         host: bytes | None = None
+        traceparent: bytes | None = None
         shape = shape_of(scope["path"], self.shapes)
         for name, value in scope["headers"]:
             if name == b"authorization":
@@ -116,6 +124,8 @@ class Gate:
                 api_key = value
             elif name == b"host":
                 host = value
+            elif name == b"traceparent":
+                traceparent = value
             elif name in self.header_shapes:
                 shape = self.header_shapes[name]
         if authorization is None and api_key is not None:
@@ -123,6 +133,10 @@ class Gate:
         state = scope.setdefault("state", {})
         state["error_shape"] = shape
         state["received"] = time.time()
+        observer = self.observer() if scope["path"] not in OPEN_PATHS else None
+        observed = None
+        if observer is not None:
+            observed = state["handling"] = observer.begin(state["received"], traceparent)
         status = 0
 
         async def counted(message: Message) -> None:
@@ -157,6 +171,16 @@ class Gate:
             problem = state.get("problem")
             if self.log_requests and isinstance(problem, TokentrailError):
                 log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
+            if observer is not None and observed is not None:
+                observer.end(
+                    observed,
+                    method=_method(scope),
+                    route=_route(scope),
+                    status=status,
+                    request_id=state["request_id"],
+                    identity=state.get("identity", Identity()),
+                    problem=problem or state.get("failure"),
+                )
             if not inside:
                 self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)
 

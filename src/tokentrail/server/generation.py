@@ -20,7 +20,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokentrail.answer import Answer, AnswerRequest, CallPiece, ChatOptions, Choice, Chunk, Prompt, collect
+from tokentrail.answer import (
+    Answer,
+    AnswerRequest,
+    CallPiece,
+    ChatOptions,
+    Choice,
+    Chunk,
+    Handling,
+    Prompt,
+    collect,
+)
 from tokentrail.protocol import InvalidRequest, SamplingParams, TokentrailError
 from tokentrail.server.connection import BODY_WRITER
 from tokentrail.server.errors import describe, error_response, log_internal
@@ -137,9 +147,9 @@ class Generation(Response):
                 finally:
                     await answer.aclose()
         except ClientGone as error:
-            problem = error
+            problem = self._request.state.failure = error
         except Exception as error:
-            problem = error
+            problem = self._request.state.failure = error
             if isinstance(error, InvalidRequest):
                 in_words_of(self._names, error)
             if not isinstance(error, TokentrailError):
@@ -288,6 +298,7 @@ def caller_of(request: Request, priority: int, cache_salt: str | None) -> dict[s
         # Keys never share cached prefixes: how fast an answer comes must not tell what others asked.
         "salt": ":".join(filter(None, (state.identity.tenant, cache_salt))),
         "received": state.received,
+        "handling": getattr(state, "handling", None) or Handling(),
     }
 
 

@@ -18,6 +18,7 @@ from tokentrail.server.keys import Keys
 if TYPE_CHECKING:
     from tokentrail.answer import Backend, Identity
     from tokentrail.gateway import Gateway
+    from tokentrail.gateway.observing import Observer
     from tokentrail.journey import JourneyStore
     from tokentrail.observability import Metrics
     from tokentrail.server.config import ServerConfig
@@ -56,6 +57,8 @@ class ServerState:
         self.gateway = gateway
         """What a deployment file turns on."""
         self.keys = Keys(config.api_keys, None if gateway is None else gateway.keys)
+        self.observer: Observer | None = None
+        """Who is told of each request."""
         self.draining = False
         self.background: list[Background] = []
         """What works beside requests, from the moment that they are taken until the server drains."""
@@ -66,6 +69,9 @@ class ServerState:
     def open(self, backend: Backend) -> None:
         """Take requests from now on, for `backend`, behind what the deployment file turns on."""
         gateway = self.gateway
+        if gateway is not None:
+            address = (self.config.host, self.config.port)
+            self.observer = gateway.observe(self.journeys, self.metrics, address)
         self.backend = backend if gateway is None else gateway.around(backend, self.journeys, self.metrics)
         for work in self.background:
             work.start()

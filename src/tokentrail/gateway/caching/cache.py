@@ -69,7 +69,7 @@ class ResponseCache:
         kept = await self._get(key)
         now = self._clock()
         hit = kept is not None and kept.reusable and now - kept.at < self.settings.lifetime_s
-        stage = Stage(name="cache lookup", start=start, end=now, facts={"hit": hit})
+        stage = Stage(name="looked up", start=start, end=now, facts={"hit": hit})
         request.handling.stages.append(stage)
         self._metrics.response_cache["hit" if hit else "miss"] += 1
         if kept is None or not hit:

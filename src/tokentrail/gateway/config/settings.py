@@ -9,6 +9,7 @@ from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.keys import KeysSettings, Tenants
+from tokentrail.gateway.config.observing import MetricsSettings, TracingSettings
 from tokentrail.gateway.config.redis import RedisUrl
 
 
@@ -21,6 +22,20 @@ class Deployment(Settings):
     database: DatabaseUrl | None = None
     keys: KeysSettings | None = Field(None, description="Only who has a key is let in.")
     tenants: Tenants = Field([], max_length=1000, description="What tenants get, whatever the database says.")
+    metrics: MetricsSettings = Field(
+        MetricsSettings(), description="Metrics by route, target and tenant: how many names have labels."
+    )
+    access_log: str | None = Field(
+        None,
+        min_length=1,
+        description="A file to which a line of JSON is added for each request (relative to this file), or "
+        "stdout.",
+    )
+    tracing: TracingSettings | None = Field(None, description="Traces of requests, sent over OTLP.")
+    log_content: bool = Field(
+        False,
+        description="Prompts and answers stand in the access log and in traces, for all who read those.",
+    )
     redis: RedisUrl | None = Field(
         None,
         description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",
@@ -33,6 +48,14 @@ class Deployment(Settings):
             if rule.name in seen:
                 raise ValueError(f"two filters are called {rule.name!r}; names must differ")
             seen.add(rule.name)
+        return self
+
+    @model_validator(mode="after")
+    def _content_goes_somewhere(self) -> Deployment:
+        if self.log_content and self.access_log is None and self.tracing is None:
+            raise ValueError(
+                "log_content is true, and there is neither an access_log nor tracing that would have it"
+            )
         return self
 
     @model_validator(mode="after")
