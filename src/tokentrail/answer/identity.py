@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from tokentrail.answer.types import Usage
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,3 +61,5 @@ class Handling(msgspec.Struct, kw_only=True):
     """The question's name in the cache of answers, where there is one."""
     trace: str | None = None
     """W3C trace context (`traceparent`) of the request's span, to be told to whoever is asked for its sake."""
+    billed: Usage | None = None
+    """What the ledger has it down for in the end; None: it is not over, or there is no ledger."""

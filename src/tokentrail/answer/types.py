@@ -110,6 +110,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     handling: Handling = msgspec.field(default_factory=Handling)
     priority: int = 0
     salt: str = ""
+    streamed: bool = False
+    """Whoever asks hands chunks on as they come; False: only the whole answer."""
     deadline: float | None = None
     """Wall-clock second at which it ends with `DeadlineExceeded`, wherever it is then."""
     received: float | None = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokentrail.gateway.database import Database
     from tokentrail.gateway.keys.refreshing import Refresher
     from tokentrail.gateway.keys.store import KeyStore
+    from tokentrail.gateway.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,26 @@ class Gateway:
 
         return KeyStore(pepper_of(settings))
 
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Where requests are written down; None: the file does not say so. The first use blocks, and raises as
+        `database` does.
+        """
+        if self.settings.ledger is None:
+            return None
+        database = self.database
+        from tokentrail.gateway.ledger.ledger import Ledger
+        from tokentrail.gateway.ledger.prices import PriceList
+
+        ledger = Ledger(database, self.settings.ledger, PriceList(self.settings.prices), self.path.parent)
+        ledger.open()
+
+        async def close() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, ledger.close)
+
+        self._closers.append(close)
+        return ledger
+
     def prepare(self) -> None:
         """What blocks and can be done before there is a backend; its mistakes are told at once. Raises a
         `TokentrailError`.
@@ -95,6 +116,8 @@ class Gateway:
             self.key_refresher = Refresher(self.keys, self.key_store, self.database)
             self.key_refresher.load()
             self._closers.append(self.key_refresher.aclose)
+        if self.settings.ledger is not None:
+            _ = self.ledger
 
     def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
         """`backend`, behind what the file turns on. After `prepare`, on the event loop."""
@@ -103,10 +126,16 @@ class Gateway:
         cache = self._response_cache(journeys, metrics)
         if cache is not None:
             self._caching = backend = CachingBackend(backend, cache)
-        # Outermost: what the cache keeps is filtered by the rules of the day.
-        self._filtering = FilteringBackend(backend, self.rules, metrics)
+        # What the cache keeps is filtered by the rules of the day.
+        self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
+        if self.ledger is not None:
+            from tokentrail.gateway.ledger.backend import LedgerBackend, RefusalsBackend
+
+            backend = LedgerBackend(backend, self.ledger)
+            # Whatever decides who may ask, and how much, belongs between these two.
+            backend = RefusalsBackend(backend, self.ledger)
         # Outermost: whatever refuses a request is seen.
-        return ObservingBackend(self._filtering, journeys, content=self.settings.log_content)
+        return ObservingBackend(backend, journeys, content=self.settings.log_content)
 
     def observe(self, journeys: JourneyStore, metrics: Metrics, address: tuple[str, int]) -> Observer:
         """Who is told of each request. `address`: host and port of this server. Raises a `TokentrailError`
@@ -173,6 +202,10 @@ class Gateway:
             self._filtering.rules = self.rules
         if self.keys is not None and self.settings.keys is not None:
             self.keys.apply(self.settings.keys, self.settings.tenants)
+        if self.settings.ledger is not None and self.ledger is not None:
+            from tokentrail.gateway.ledger.prices import PriceList
+
+            self.ledger.prices = PriceList(self.settings.prices)
         if self._caching is not None:
             self._caching.models_changed()
         log.info("%s is applied: %d filters", self.path, len(self.rules))

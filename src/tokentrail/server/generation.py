@@ -185,6 +185,7 @@ class Generation(Response):
             truncate_prompt_tokens=question.truncate_prompt_tokens,
             token_ids=question.token_ids,
             tokens_by_id=question.tokens_by_id,
+            streamed=self._dialect.streaming,
             deadline=None if timeout is None else caller["received"] + timeout,
             **caller,
         )

@@ -159,7 +159,8 @@ class Guard:
     def end(self, reason: Exception) -> None:
         if self._reason is None and self._task is not None:
             self._reason = reason
-            self._task.cancel()
+            # Who bills for the answer has to know whose doing it is.
+            self._task.cancel(getattr(reason, "code", None))
 
     async def __aenter__(self) -> Guard:
         self._task = asyncio.current_task()

@@ -3,7 +3,9 @@
 from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.keys import KeysSettings, ListedKey, TenantSettings
+from tokentrail.gateway.config.ledger import LedgerSettings
 from tokentrail.gateway.config.limits import LimitSettings, LimitsSettings
+from tokentrail.gateway.config.prices import PriceSettings, PricesSettings
 from tokentrail.gateway.config.reading import ConfigError, load, parse, schema
 from tokentrail.gateway.config.settings import Deployment
 
@@ -13,9 +15,12 @@ __all__ = [
     "Deployment",
     "FilterSettings",
     "KeysSettings",
+    "LedgerSettings",
     "LimitSettings",
     "LimitsSettings",
     "ListedKey",
+    "PriceSettings",
+    "PricesSettings",
     "TenantSettings",
     "load",
     "parse",

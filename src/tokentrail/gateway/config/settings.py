@@ -9,7 +9,9 @@ from tokentrail.gateway.config.cache import CacheSettings
 from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.keys import KeysSettings, Tenants
+from tokentrail.gateway.config.ledger import LedgerSettings
 from tokentrail.gateway.config.observing import MetricsSettings, TracingSettings
+from tokentrail.gateway.config.prices import PricesSettings
 from tokentrail.gateway.config.redis import RedisUrl
 
 
@@ -22,6 +24,10 @@ class Deployment(Settings):
     database: DatabaseUrl | None = None
     keys: KeysSettings | None = Field(None, description="Only who has a key is let in.")
     tenants: Tenants = Field([], max_length=1000, description="What tenants get, whatever the database says.")
+    prices: PricesSettings | None = Field(None, description="What answers cost.")
+    ledger: LedgerSettings | None = Field(
+        None, description="Write every request's metadata into the database; `ledger: {}` turns it on."
+    )
     metrics: MetricsSettings = Field(
         MetricsSettings(), description="Metrics by route, target and tenant: how many names have labels."
     )

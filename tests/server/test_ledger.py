@@ -1,0 +1,149 @@
+"""The ledger behind a server: what clients got is what is written, before they know that it was all."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import MODEL, MakeServer, ScriptedServer
+
+from tokentrail.protocol import EngineDead
+
+CONFIG = """
+ledger: {{checkpoint_s: 0.02, patience_s: {patience}}}
+prices:
+  models:
+    demo: {{input: 1.5, cached_input: 0.25, output: 4}}
+filters: [{{name: secrets, words: [forbidden], action: block}}]
+"""
+
+MakeLedgered = Callable[..., "Ledgered"]
+
+
+class Ledgered:
+    """A server with a ledger, and its rows."""
+
+    def __init__(self, server: ScriptedServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
+
+    def rows(self, where: str = "1") -> list[sqlite3.Row]:
+        with contextlib.closing(sqlite3.connect(self.folder / "tokentrail.db")) as connection:
+            connection.row_factory = sqlite3.Row
+            return list(connection.execute(f"SELECT * FROM usage_requests WHERE {where} ORDER BY id"))
+
+    def ended(self, count: int = 1) -> list[sqlite3.Row]:
+        """Once there are so many of them."""
+        for _ in range(2000):
+            rows = self.rows("state != 'running'")
+            if len(rows) >= count:
+                return rows
+            time.sleep(0.01)
+        raise AssertionError([tuple(row) for row in self.rows()])
+
+
+@pytest.fixture
+def ledgered(make_server: MakeServer, tmp_path: Path) -> MakeLedgered:
+    def make(*, patience: float = 20, **options: Any) -> Ledgered:
+        file = tmp_path / "deploy.yaml"
+        file.write_text(CONFIG.format(patience=patience))
+        return Ledgered(make_server(deployment=str(file), **options), tmp_path)
+
+    return make
+
+
+def test_a_whole_answer(ledgered: MakeLedgered) -> None:
+    one = ledgered(api_keys=("k1",))
+    before = time.time()
+    headers = {"authorization": "Bearer k1", "x-request-id": "mine"}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    answer = one.server.post("/v1/chat/completions", body, **headers).json()
+    (row,) = one.rows()  # it was there before the answer was
+    usage = answer["usage"]
+    assert (row["state"], row["status"], row["finish"], row["error"]) == ("done", 200, "length", None)
+    assert (row["answer_id"], row["request_id"]) == (answer["id"], "mine")
+    assert (row["model"], row["endpoint"], row["streamed"]) == (MODEL, "/v1/chat/completions", 0)
+    assert row["prompt_tokens"] == usage["prompt_tokens"]
+    assert row["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert row["output_tokens"] == usage["completion_tokens"] == 5
+    fresh = row["prompt_tokens"] - row["cached_tokens"]
+    assert row["cost"] == 1500 * fresh + 250 * row["cached_tokens"] + 4000 * 5  # billionths
+    assert row["currency"] == "USD"
+    assert before <= row["received"] / 1e6 <= time.time()
+    assert 0 < row["first_token"] <= row["duration"]
+    assert len(row["tenant"]) == 32
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_ends_when_its_row_is_there(ledgered: MakeLedgered, n: int) -> None:
+    one = ledgered()
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 7, "stream": True, "n": n}
+    with one.server.http.stream("POST", f"{one.server.url}/v1/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data:"):
+                states = {row["state"] for row in one.rows()}
+                assert states == {"done"} if "[DONE]" in line else states <= {"running", "done"}
+                assert states, "something was sent that has no row"
+    (row,) = one.rows()
+    assert (row["output_tokens"], row["streamed"], row["finish"]) == (7 * n, 1, "length")
+
+
+def test_a_client_that_leaves_pays_what_it_was_sent(ledgered: MakeLedgered) -> None:
+    one = ledgered(engine={"delay": 0.01})
+    got = 0
+    body = {"model": MODEL, "prompt": "Hi", "stream": True, "ignore_eos": True}
+    with one.server.http.stream("POST", f"{one.server.url}/v1/completions", json=body) as response:
+        for line in response.iter_lines():
+            got += line.startswith("data:")
+            if got == 4:
+                break
+    (row,) = one.ended()
+    assert (row["state"], row["status"], row["error"]) == ("aborted", 499, "client_gone")
+    assert 4 <= row["output_tokens"] <= one.server.engine.deltas_taken
+    assert row["prompt_tokens"] > 0
+    assert row["cost"] > 0
+
+
+def test_what_fails(ledgered: MakeLedgered) -> None:
+    one = ledgered(engine={"error": EngineDead("gone"), "error_after": 3})
+    assert one.server.complete().status_code == 503
+    text = one.server.complete(stream=True).text
+    assert text.count('"text"') == 3
+    whole, stream = one.ended(2)
+    assert (whole["state"], whole["output_tokens"], whole["prompt_tokens"], whole["cost"]) == (
+        "failed",
+        0,
+        0,
+        0,
+    )
+    assert (stream["state"], stream["output_tokens"], stream["error"]) == ("failed", 3, "engine_dead")
+
+
+def test_what_is_refused(ledgered: MakeLedgered) -> None:
+    one = ledgered()
+    assert one.server.complete(max_tokens=100_000).status_code == 400
+    assert one.server.complete(prompt="this is forbidden here").status_code == 400
+    long, blocked = one.ended(2)
+    assert (long["state"], long["status"], long["error"]) == ("refused", 400, "context_length_exceeded")
+    assert (blocked["state"], blocked["error"], blocked["prompt_tokens"]) == ("refused", "content_filter", 0)
+
+
+def test_embeddings(ledgered: MakeLedgered) -> None:
+    one = ledgered()
+    usage = one.server.post("/v1/embeddings", {"model": MODEL, "input": ["one two", "three"]}).json()["usage"]
+    (row,) = one.rows()
+    assert (row["state"], row["endpoint"], row["output_tokens"]) == ("done", "/v1/embeddings", 0)
+    assert row["prompt_tokens"] == usage["prompt_tokens"] > 0
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else can write."""
+    with contextlib.closing(sqlite3.connect(folder / "tokentrail.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
