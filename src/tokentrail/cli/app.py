@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokentrail.cli import bench, chat, config, eval, generate, inspect, serve
+from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve
 from tokentrail.cli.help import CONTEXT
 from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
@@ -36,6 +36,7 @@ inspect.register(app)
 eval.register(app)
 bench.register(app)
 config.register(app)
+keys.register(app)
 
 
 def _print_version(wanted: bool) -> None:

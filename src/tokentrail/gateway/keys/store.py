@@ -119,11 +119,8 @@ class KeyStore:
         return [_key(row) for row in connection.execute(statement)]
 
     def change(self, connection: Connection, id: str, values: Mapping[str, Any]) -> KeyRecord:
-        """`values`: of the fields name, admin, models, endpoints, limits, expires and tenant, those that change."""
+        """`values`: of the fields name, admin, models, endpoints, limits and expires, those that change."""
         before = self.key(connection, id, lock=True)
-        tenant = values.get("tenant")
-        if tenant is not None and self._tenant_row(connection, tenant) is None:
-            raise _no_tenant(tenant)
         if before.revoked is not None:
             raise Conflict("The key was revoked, and stays as it was.", code="key_revoked")
         return self._write(connection, id, values)
