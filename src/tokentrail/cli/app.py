@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve
+from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve, usage
 from tokentrail.cli.help import CONTEXT
 from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
@@ -37,6 +37,7 @@ eval.register(app)
 bench.register(app)
 config.register(app)
 keys.register(app)
+usage.register(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -35,6 +35,11 @@ def check(
         database = connect(gateway.settings.database, file.parent)
         print(f"  database: {database.name}")
         database.close()
+    if (ledger := gateway.settings.ledger) is not None:
+        kept = "for good" if ledger.keep_days is None else f"for {ledger.keep_days} days"
+        print(f"  ledger: rows are kept {kept}; while the database fails: {ledger.on_failure}")
+    if (prices := gateway.settings.prices) is not None:
+        print(f"  prices: of {len(prices.models)} models, in {prices.currency}")
     if (cache := gateway.settings.cache) is not None:
         where = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
         outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""

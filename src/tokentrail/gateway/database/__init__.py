@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokentrail.gateway.database.opening import connect, open_database
+from tokentrail.gateway.database.opening import connect, look, open_database
 
 if TYPE_CHECKING:
     from tokentrail.gateway.database.database import Database
     from tokentrail.gateway.database.failures import DatabaseFailure
     from tokentrail.gateway.database.schema import metadata
 
-__all__ = ["Database", "DatabaseFailure", "connect", "metadata", "open_database"]
+__all__ = ["Database", "DatabaseFailure", "connect", "look", "metadata", "open_database"]
 
 
 def __getattr__(name: str) -> object:

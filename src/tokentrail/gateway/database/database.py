@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _THREADS = 4
 """What works on the database beside the ledger's own thread: few and short transactions."""
-_WAIT = 10
+_WAIT = 10.0
 """Seconds that a statement waits for others, or for a server that does not answer."""
 
 
@@ -30,10 +30,12 @@ class Database:
     Nothing of it may run on an event loop but `run`, which uses a thread.
     """
 
-    def __init__(self, url: str, folder: Path | None = None) -> None:
-        """`folder`: where SQLite's relative paths begin. Connects to nothing yet. Raises `DatabaseFailure`."""
+    def __init__(self, url: str, folder: Path | None = None, *, wait: float = _WAIT) -> None:
+        """`folder`: where SQLite's relative paths begin. `wait`: seconds, for others who hold what is wanted. Connects
+        to nothing yet. Raises `DatabaseFailure`.
+        """
         self.url = resolve(url, folder or Path())
-        self.engine = _engine(self.url)
+        self.engine = _engine(self.url, wait)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self.engine.execution_options(tokentrail_writes=True)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="database")
@@ -77,6 +79,15 @@ class Database:
         with self.write() as connection:
             return upgrade(connection, self.name)
 
+    def check(self) -> None:
+        """Raise `DatabaseFailure` unless it is there, and its tables have this version's form."""
+        from tokentrail.gateway.database.migrating import check
+
+        if self.is_sqlite and not Path(str(self.url.database)).is_file():
+            raise DatabaseFailure(f"The database {self.name} is not there: no server has made it yet.")
+        with self.read() as connection:
+            check(connection, self.name)
+
     def close(self) -> None:
         """What runs is finished."""
         self._threads.shutdown()
@@ -109,18 +120,20 @@ def resolve(url: str, folder: Path) -> URL:
     return parsed.set(drivername="postgresql+psycopg")
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: URL, wait: float) -> Engine:
     options: dict[str, Any]
     if url.get_backend_name() == "sqlite":
-        options = {"connect_args": {"timeout": _WAIT, "check_same_thread": False}}
+        options = {"connect_args": {"timeout": wait, "check_same_thread": False}}
     else:
         options = {
             "connect_args": {
                 "connect_timeout": 5,
                 # A server that is cut off is noticed, rather than waited for.
-                "tcp_user_timeout": _WAIT * 1000,
+                "tcp_user_timeout": int(wait * 1000),
                 "keepalives_idle": 30,
-                "options": f"-c lock_timeout={_WAIT}s -c statement_timeout=60s",
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
+                "options": f"-c lock_timeout={int(wait * 1000)} -c statement_timeout=60s",
                 "application_name": "tokentrail",
                 **url.query,
             },
@@ -129,7 +142,7 @@ def _engine(url: URL) -> Engine:
         }
     # The values of statements stay out of errors and logs.
     engine = sqlalchemy.create_engine(
-        url, pool_size=_THREADS + 1, pool_timeout=_WAIT, hide_parameters=True, **options
+        url, pool_size=_THREADS + 1, pool_timeout=wait, hide_parameters=True, **options
     )
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)

@@ -41,13 +41,7 @@ def upgrade(connection: Connection, name: str) -> tuple[str | None, str]:
             "SET LOCAL statement_timeout = 0"
         )  # others may take a while, and so may this
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-    before = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if before is not None and before not in known:
-        raise DatabaseFailure(
-            f"The database {name} was made by a newer version of Tokentrail (its tables are of revision {before}, "
-            f"and this version knows {head()} at most). Update Tokentrail, or name another database."
-        )
+    before = _revision(connection, name)
     if before != head():
         config = _config()
         config.attributes["connection"] = connection
@@ -55,6 +49,26 @@ def upgrade(connection: Connection, name: str) -> tuple[str | None, str]:
         command.upgrade(config, "head")
         log.info("%s: tables are of revision %s now (%s before)", name, head(), before or "none")
     return before, head()
+
+
+def check(connection: Connection, name: str) -> None:
+    """Raises `DatabaseFailure` unless the tables are of this version's form."""
+    if (before := _revision(connection, name)) != head():
+        raise DatabaseFailure(
+            f"The database {name} has tables of revision {before or 'none'}, and this version's are {head()}. Start a "
+            "server of this version, or run: tokentrail config migrate FILE."
+        )
+
+
+def _revision(connection: Connection, name: str) -> str | None:
+    before = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if before is not None and before not in known:
+        raise DatabaseFailure(
+            f"The database {name} was made by a newer version of Tokentrail (its tables are of revision {before}, "
+            f"and this version knows {head()} at most). Update Tokentrail, or name another database."
+        )
+    return before
 
 
 def _config() -> Config:

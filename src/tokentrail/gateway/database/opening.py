@@ -32,3 +32,14 @@ def connect(url: str | None, folder: Path) -> Database:
     from tokentrail.gateway.database.database import Database
 
     return Database(url or DEFAULT_DATABASE, folder)
+
+
+def look(url: str | None, folder: Path) -> Database:
+    """The database as it is, for who only reads: it is neither made nor changed. Raises a `TokentrailError`."""
+    database = connect(url, folder)
+    try:
+        database.check()
+    except BaseException:
+        database.close()
+        raise
+    return database
