@@ -48,6 +48,11 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(tokenizing.create_router(state))
     app.include_router(about.create_router(state))
     app.include_router(batches.create_router(app, state))
+    if state.gateway is not None:
+        from tokentrail.server import admin
+
+        if (routes := admin.create_router(state)) is not None:
+            app.include_router(routes)
     shapes = {anthropic.PREFIX: anthropic_shape, **_add_dialects(app, state)}
     app.include_router(_operations(state))
     app.include_router(_journeys(state))

@@ -182,6 +182,9 @@ def invalid(error: ValidationError) -> InvalidRequest:
     name = str(first["loc"][0])
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return InvalidRequest(f"You must provide {name}.", param=name)
+    if first["type"] == "extra_forbidden":
+        field = ".".join(str(part) for part in first["loc"])[:80]
+        return InvalidRequest(f"There is no field {field!r} here.", param=field)
     # Where a union failed, the branch that was entered deepest is the one that was meant.
     paths = [_path(entry["loc"]) for entry in errors]
     path = max((one for one in paths if one[0] == name), key=len)

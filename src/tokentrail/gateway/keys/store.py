@@ -191,10 +191,17 @@ class KeyStore:
         return _tenant(row)
 
     def tenants(
-        self, connection: Connection, *, after: str | None = None, limit: int | None = None
+        self,
+        connection: Connection,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        without: Iterable[str] = (),
     ) -> list[TenantRecord]:
-        """The newest first; see `keys`."""
+        """The newest first, but for those `without`; see `keys`."""
         statement = select(tenants).order_by(tenants.c.serial.desc())
+        if names := list(without):
+            statement = statement.where(tenants.c.name.not_in(names))
         if after is not None:
             statement = statement.where(
                 tenants.c.serial < _serial(connection, tenants, tenants.c.name, after)
