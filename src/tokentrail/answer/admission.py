@@ -289,6 +289,7 @@ class Admission:
             priority=request.priority,
             tenant=request.tenant,
             salt=request.salt,
+            session=request.session,
             adapter=self.adapter,
             deadline=request.deadline,
             grammar=self._grammar,

@@ -94,6 +94,10 @@ class Backend(Protocol):
         """Of one of `models`."""
         ...
 
+    def for_model(self, id: str) -> Backend:
+        """Who knows the texts of one of `models`: the methods below speak of that one."""
+        ...
+
     def render(self, prompt: ChatPrompt) -> str:
         """A conversation as the model gets it. Raises `InvalidRequest`."""
         ...

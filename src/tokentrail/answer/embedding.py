@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
+from collections.abc import Mapping
 
 import msgspec
 
@@ -47,6 +48,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     identity: Identity = Identity()
     handling: Handling = msgspec.field(default_factory=Handling)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    user: str = ""
     priority: int = 0
     salt: str = ""
     received: float | None = None

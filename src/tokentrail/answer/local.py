@@ -150,6 +150,9 @@ class LocalBackend:
             defaults=parts.defaults,
         )
 
+    def for_model(self, id: str) -> LocalBackend:
+        return self
+
     def render(self, prompt: ChatPrompt) -> str:
         return render(prompt, self.desk.parts.template)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -108,6 +108,12 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """The client's own id for the request."""
     identity: Identity = Identity()
     handling: Handling = msgspec.field(default_factory=Handling)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Of the HTTP request, by names in lower case: routes may be chosen by them."""
+    user: str = ""
+    """Whose request it is, as its sender names its own users."""
+    session: str = ""
+    """Of several engines of one model, the same one answers requests with the same session; empty: any."""
     priority: int = 0
     salt: str = ""
     streamed: bool = False

@@ -19,9 +19,11 @@ from tokentrail.answer import (
     ModelCard,
     ModelDetails,
     Prompt,
+    Timing,
     TokenText,
+    Usage,
 )
-from tokentrail.protocol import EngineStats
+from tokentrail.protocol import EngineStats, SamplingParams
 
 
 class ForwardingBackend:
@@ -43,6 +45,9 @@ class ForwardingBackend:
 
     def details(self, id: str) -> ModelDetails:
         return self.inner.details(id)
+
+    def for_model(self, id: str) -> Backend:
+        return self.inner.for_model(id)
 
     def render(self, prompt: ChatPrompt) -> str:
         return self.inner.render(prompt)
@@ -69,20 +74,29 @@ class ForwardingBackend:
 
 
 class ForwardingAnswer:
-    """See `answer.backend.Answer`."""
+    """See `answer.backend.Answer`. What it says of itself is what the inner answer says at that moment: routes may
+    change who answers until the first piece has come.
+    """
+
+    id: str
+    model: str
+    created: int
+    seed: int
+    fingerprint: str
+    prompt_token_ids: list[list[int]]
+    usage: Usage
+    sampling: SamplingParams
+    timing: Timing
+    num_choices: int
+    headers: dict[str, str]
 
     def __init__(self, inner: Answer) -> None:
         self.inner = inner
-        self.id, self.model, self.created = inner.id, inner.model, inner.created
-        self.seed, self.sampling = inner.seed, inner.sampling
-        self.prompt_token_ids, self.num_choices = inner.prompt_token_ids, inner.num_choices
-        # These grow while the answer is iterated, and are the inner answer's own.
-        self.usage, self.timing, self.headers = inner.usage, inner.timing, inner.headers
 
-    @property
-    def fingerprint(self) -> str:
-        """A remote upstream tells its own with the answer."""
-        return self.inner.fingerprint
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def __aiter__(self) -> AsyncIterator[list[Chunk]]:
         return aiter(self.inner)

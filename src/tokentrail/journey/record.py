@@ -184,6 +184,12 @@ class Journey:
         self.outcome: str | None = None
         self.prompt_tokens = 0
         self.served_by = "engine"
+        self.route = ""
+        self.target = ""
+        self.degraded = False
+        self.attempts = 1
+        self.superseded_by: Journey | None = None
+        """The journey of another attempt at the same request, which was answered."""
         self.seed: int | None = None
         self.fingerprint: str | None = None
         self.token_text: TokenText | None = None

@@ -151,6 +151,14 @@ class JourneySummary(msgspec.Struct, kw_only=True):
     """live or finished."""
     served_by: str
     """engine; cache: the same question had been answered before; or the name of a remote model."""
+    route: str = ""
+    """The route that was asked for, with its scenario; empty: a model by its own name."""
+    target: str = ""
+    """The model that answered, where the server has several."""
+    degraded: bool = False
+    """Not one of the route's own targets: a fallback, or an answer that had been kept."""
+    attempts: int = 1
+    """Targets that were asked."""
     outcome: str | None
     """stop, length, abort, rejected (the queue was full) or error; None while live. The worst of
     its sequences.

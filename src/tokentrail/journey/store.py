@@ -88,6 +88,17 @@ class JourneyStore:
             if (sequence := self._watched.get(id)) is not None:
                 sequence.resumed.append(now)
 
+    def handled(self, id: str, *, by: str, route: str, target: str, degraded: bool, attempts: int) -> None:
+        """The request `id` is answered by the attempt whose journey is `by`: that one is found by both ids."""
+        journey = self._live.get(by) or self._finished.get(by)
+        if journey is None:
+            return
+        journey.route, journey.target, journey.degraded, journey.attempts = route, target, degraded, attempts
+        other = self._live.get(id) or self._finished.get(id)
+        if other is not None and other is not journey:
+            other.superseded_by = journey
+        self._by_request_id[journey.tenant, journey.request_id] = journey
+
     def watch(self, sequence: SequenceTrail) -> None:
         self._watched[sequence.id] = sequence
 
@@ -132,6 +143,8 @@ class JourneyStore:
     def find(self, id: str, tenant: str = "") -> Journey | None:
         """By journey id or by the client's request id; None also if it belongs to somebody else."""
         journey = self._live.get(id) or self._finished.get(id) or self._by_request_id.get((tenant, id))
+        if journey is not None and journey.superseded_by is not None:
+            journey = journey.superseded_by
         return journey if journey is not None and journey.tenant == tenant else None
 
     def view(self, id: str, tenant: str = "") -> JourneyView | None:

@@ -66,6 +66,7 @@ class Question(msgspec.Struct, kw_only=True):
     tokens_by_id: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    user: str | None = None
     names: Mapping[str, str] = {}
     """Names of parameters as they are here → in the dialect: errors speak of the latter."""
 
@@ -186,6 +187,7 @@ class Generation(Response):
             token_ids=question.token_ids,
             tokens_by_id=question.tokens_by_id,
             streamed=self._dialect.streaming,
+            user=question.user or "",
             deadline=None if timeout is None else caller["received"] + timeout,
             **caller,
         )
@@ -300,6 +302,7 @@ def caller_of(request: Request, priority: int, cache_salt: str | None) -> dict[s
         "salt": ":".join(filter(None, (state.identity.tenant, cache_salt))),
         "received": state.received,
         "handling": getattr(state, "handling", None) or Handling(),
+        "headers": request.headers,
     }
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tokentrail.gateway.config.models import LOCAL, REMOTE
 from tokentrail.gateway.config.settings import Deployment
 from tokentrail.gateway.libraries import library
 from tokentrail.protocol import TokentrailError
 
 _LARGEST = 16 * 1024 * 1024
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRETS = frozenset({"key", "api_key", "pepper", "password", "token", "secret"})
+_ALTERNATIVES = frozenset({LOCAL, REMOTE})
+_SECRETS = frozenset({"key", "api_key", "headers", "pepper", "password", "token", "secret"})
 """Settings whose values are never told."""
 _HIDDEN = "…"
 _Path = tuple[int | str, ...]
@@ -71,10 +73,15 @@ def parse(text: str, name: str = "deploy.yaml") -> Deployment:
             f"{name}:1: must be a mapping of settings, such as `filters:`, not {_plain(value)}."
         )
     try:
-        return Deployment.model_validate(value)
+        deployment = Deployment.model_validate(value)
     except ValidationError as error:
         told = [_told(name, lines, values.from_environment, one) for one in error.errors()]
         raise ConfigError("\n".join(told)) from None
+    deployment._file, deployment._lines = name, lines
+    found = [f"{deployment.where(*path)}: {_dotted(path)}: {what}." for path, what in deployment.problems()]
+    if found:
+        raise ConfigError("\n".join(found))
+    return deployment
 
 
 def schema() -> dict[str, Any]:
@@ -129,10 +136,11 @@ class _Values:
 
 
 def _told(name: str, lines: dict[_Path, int], hidden: set[_Path], error: Any) -> str:
-    path: _Path = error["loc"]
+    given = _written(error["loc"], lines)
+    path = given
     while path not in lines:
         path = path[:-1]
-    field = _dotted(error["loc"])
+    field = _dotted(given)
     if error["type"] == "extra_forbidden":
         what = "there is no such setting"
     elif error["type"] == "missing":
@@ -141,7 +149,7 @@ def _told(name: str, lines: dict[_Path, int], hidden: set[_Path], error: Any) ->
         what = str(error["ctx"]["error"])
     else:
         what = re.sub(r"^Input should be (a valid )?", "must be ", error["msg"])
-        what += f", not {_plain(_shown(error['input'], error['loc'], hidden))}"
+        what += f", not {_plain(_shown(error['input'], given, hidden))}"
     return f"{name}:{lines[path]}: {field + ': ' if field else ''}{what}."
 
 
@@ -155,6 +163,16 @@ def _shown(value: Any, path: _Path, hidden: set[_Path]) -> Any:
     if isinstance(value, list):
         return [_shown(inner, (*path, at), hidden) for at, inner in enumerate(value)]
     return value
+
+
+def _written(path: _Path, lines: dict[_Path, int]) -> _Path:
+    """Without the names of alternatives, which the checker puts between a setting and its parts."""
+    found: _Path = ()
+    for part in path:
+        if part in _ALTERNATIVES and (*found, part) not in lines:
+            continue
+        found = (*found, part)
+    return found
 
 
 def _plain(value: Any) -> str:

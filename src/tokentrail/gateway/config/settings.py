@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field, PrivateAttr, model_validator
 
 from tokentrail.gateway.config.base import Settings
 from tokentrail.gateway.config.cache import CacheSettings
@@ -10,16 +12,35 @@ from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.keys import KeysSettings, Tenants
 from tokentrail.gateway.config.ledger import LedgerSettings
+from tokentrail.gateway.config.models import ModelSettings
 from tokentrail.gateway.config.observing import MetricsSettings, TracingSettings
 from tokentrail.gateway.config.prices import PricesSettings
 from tokentrail.gateway.config.redis import RedisUrl
+from tokentrail.gateway.config.routes import HealthSettings, Problem, RouteSettings, problems
 
 
 class Deployment(Settings):
     """A deployment file."""
 
-    filters: list[FilterSettings] = Field([], max_length=1000, description="Rules, all of which are applied.")
-    cache: CacheSettings | None = Field(None, description="Answers kept for questions that are asked again.")
+    models: list[ModelSettings] = Field(
+        default=[],
+        max_length=1000,
+        description="Who can answer: engines of this machine, and models of remote upstreams (with a `url`).",
+    )
+    routes: list[RouteSettings] = Field(
+        default=[],
+        max_length=1000,
+        description="Names that clients ask for, beside those of the models, and who answers then.",
+    )
+    health: HealthSettings = Field(
+        default=HealthSettings(), description="When a target is taken out of service, and how it comes back."
+    )
+    filters: list[FilterSettings] = Field(
+        default=[], max_length=1000, description="Rules, all of which are applied."
+    )
+    cache: CacheSettings | None = Field(
+        default=None, description="Answers kept for questions that are asked again."
+    )
 
     database: DatabaseUrl | None = None
     keys: KeysSettings | None = Field(None, description="Only who has a key is let in.")
@@ -43,9 +64,23 @@ class Deployment(Settings):
         description="Prompts and answers stand in the access log and in traces, for all who read those.",
     )
     redis: RedisUrl | None = Field(
-        None,
+        default=None,
         description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",
     )
+
+    _lines: dict[tuple[int | str, ...], int] = PrivateAttr(default_factory=dict)
+    _file: str = PrivateAttr(default="deploy.yaml")
+
+    def where(self, *path: int | str) -> str:
+        """`file:line` of a setting, or of what is around it: `where("models", 0, "flags")`."""
+        at = path
+        while at and at not in self._lines:
+            at = at[:-1]
+        return f"{self._file}:{self._lines.get(at, 1)}"
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong between settings that are each right."""
+        yield from problems(self.models, self.routes)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Deployment:
