@@ -509,7 +509,7 @@ async def test_classifiers() -> None:
         with pytest.raises(ConfigError, match=what) as error:
             House(route(SCENARIOS + f"    classifier: {wrong}\n", targets="[a]"))
         assert str(error.value).startswith("deploy.yaml:19:")
-    with pytest.raises(ConfigError, match=r"deploy.yaml:11: pattern is no regular expression"):
+    with pytest.raises(ConfigError, match=r"deploy.yaml:10: pattern is no regular expression"):
         House(
             route(
                 "    scenarios: [{name: x, targets: [b],\n      rules: [{tools: true},\n        {pattern: '('}]}]\n"
