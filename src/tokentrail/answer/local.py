@@ -23,6 +23,7 @@ from tokentrail.answer.types import (
     TextPrompt,
     TokenText,
 )
+from tokentrail.engine.replicas import ReplicaSet
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
@@ -48,7 +49,8 @@ _LONGEST_PREPARATION = 30.0
 class Engine(Protocol):
     """What is needed of an engine: `engine.client.EngineClient` has it, and tests bring their own."""
 
-    restarts: int
+    @property
+    def restarts(self) -> int: ...
 
     @property
     def info(self) -> EngineInfo: ...
@@ -238,6 +240,11 @@ class LocalBackend:
         return await compute(self.engine, EmbeddingJob(self.desk, request, prepared, info))
 
     def _refresh_metrics(self) -> None:
+        if isinstance(self.engine, ReplicaSet):
+            self.metrics.replicas = [
+                (replica.alive, replica.restarts, replica.stats) for replica in self.engine.replicas
+            ]
+            self.metrics.moved = self.engine.moved
         self.metrics.info = self.engine.info
         self.metrics.engine_up = self.engine.alive
         self.metrics.engine_restarts = self.engine.restarts

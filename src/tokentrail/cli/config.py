@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokentrail.cli.help import CONTEXT
+from tokentrail.protocol import TokentrailError
+
+if TYPE_CHECKING:
+    from tokentrail.gateway.config import WeightedTarget
 
 commands = typer.Typer(
     help="Check a deployment file, print the schema of one, or prepare its database.",
@@ -22,10 +29,32 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A deployment file, such as deploy.yaml.")],
 ) -> None:
     """Say what a deployment file turns on, or each of its mistakes with its line."""
+    from tokentrail.cli.models import served_models
     from tokentrail.gateway import Gateway
+    from tokentrail.gateway.config import RemoteModel
 
     gateway = Gateway(file)
+    settings = gateway.settings
+    served = {model.names[0]: model for model in served_models(settings, file.parent)}
     print(f"{file} is fine.")
+    for model in settings.models:
+        hidden = ", hidden" if model.hidden else ""
+        if isinstance(model, RemoteModel):
+            print(f"  model {model.name}: {model.model or model.name} at {_host(model.url)}{hidden}")
+        else:
+            cores = served[model.name].cores
+            many = (
+                f", {len(cores)} replicas on cores {' | '.join(_ranges(one) for one in cores)}"
+                if cores
+                else ""
+            )
+            print(f"  model {model.name}: {model.model}{many}{hidden}")
+    for route in settings.routes:
+        print(f"  route {route.name}: {_shares(route.targets)}")
+        for scenario in route.scenarios:
+            print(f"    {route.name}:{scenario.name}: {_shares(scenario.targets)}")
+        if route.fallback:
+            print(f"    otherwise {', then '.join(route.fallback)}")
     for rule in gateway.rules:
         sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
         print(f"  filter {rule.name}: {rule.action.value} in {sides}")
@@ -62,6 +91,45 @@ def migrate(
     print(
         f"{database.name}: " + (f"is of revision {now}" if before == now else f"{before or 'empty'} → {now}")
     )
+
+
+def _host(url: str) -> str:
+    """Without what may be a password in it."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    port = "" if parts.port is None else f":{parts.port}"
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+def _ranges(cores: Sequence[int]) -> str:
+    return ",".join(map(str, cores))
+
+
+def _shares(targets: Sequence[WeightedTarget]) -> str:
+    total = sum(one.weight for one in targets)
+    return ", ".join(f"{one.model} {one.weight / total:.0%}" for one in targets)
+
+
+@commands.command()
+def reload(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file that the server was started with.")],
+) -> None:
+    """Have the servers that were started with this file apply it as it is now. Mistakes are told, and then nothing is
+    sent.
+    """
+    from tokentrail.gateway import Gateway
+    from tokentrail.gateway.running import servers_of
+
+    Gateway(file)
+    found = servers_of(file)
+    if not found:
+        raise TokentrailError(
+            f"No server of yours runs with {file} on this machine. Elsewhere: send its process SIGHUP."
+        )
+    for pid in found:
+        os.kill(pid, signal.SIGHUP)
+        print(f"Server {pid} was told to apply {file}; its log says what became of that.")
 
 
 @commands.command()

@@ -20,6 +20,46 @@ TLS = "TLS"
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """How one model's answers are read; beside the engine's, the flags that each model of a server has its own of."""
+
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="How the model writes tool calls (hermes, llama3_json and so on). Default: as its chat template says.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--reasoning-parser",
+            metavar="NAME",
+            help="How the model marks its thoughts (think, mistral and so on). Default: as in its chat template.",
+            rich_help_panel=API,
+        ),
+    ] = None
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            metavar="KIND",
+            help="How embeddings are made of hidden states: last, mean or cls (token). Default: as the model says, "
+            "otherwise last.",
+            rich_help_panel=API,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        if self.pooling not in (None, "last", "mean", "cls"):
+            raise typer.BadParameter(
+                f"{self.pooling!r} is not one of last, mean or cls", param_hint="--pooling"
+            )
+
+
+@dataclass(frozen=True)
 class ServerOptions:
     """The flags behind `ServerConfig`, the engine's apart."""
 
@@ -69,34 +109,6 @@ class ServerOptions:
             rich_help_panel=API,
         ),
     ] = False
-    tool_call_parser: Annotated[
-        str | None,
-        typer.Option(
-            "--tool-call-parser",
-            metavar="NAME",
-            help="How the model writes tool calls (hermes, llama3_json and so on). Default: as its chat template says.",
-            rich_help_panel=API,
-        ),
-    ] = None
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(
-            "--reasoning-parser",
-            metavar="NAME",
-            help="How the model marks its thoughts (think, mistral and so on). Default: as in its chat template.",
-            rich_help_panel=API,
-        ),
-    ] = None
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            "--pooling",
-            metavar="KIND",
-            help="How embeddings are made of hidden states: last, mean or cls (token). Default: as the model says, "
-            "otherwise last.",
-            rich_help_panel=API,
-        ),
-    ] = None
     files_dir: Annotated[
         Path | None,
         typer.Option(
@@ -276,7 +288,7 @@ class ServerOptions:
         typer.Option(
             "--config",
             metavar="FILE",
-            help="A deployment file: filters for prompts and answers. See tokentrail config --help.",
+            help="A deployment file: models, routes, keys, filters and so on. See tokentrail config --help.",
             rich_help_panel=SERVER,
         ),
     ] = None
@@ -377,28 +389,40 @@ def spread_lists(arguments: list[str], flags: frozenset[str]) -> list[str]:
 @takes_options
 def serve(
     engine: EngineOptions,
+    texts: TextOptions,
     server: ServerOptions,
     model_file: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API. Without a model: the demo model."""
+    """Serve a model over HTTP, with OpenAI's API. Without a model: those of the deployment file (--config), or the demo
+    model.
+    """
+    from tokentrail.engine.config import EngineConfig
     from tokentrail.server.config import ServerConfig, is_loopback
 
     if server.log_level not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter(
             f"{server.log_level!r} is not one of debug, info, warning or error", param_hint="--log-level"
         )
-    if server.pooling not in (None, "last", "mean", "cls"):
-        raise typer.BadParameter(
-            f"{server.pooling!r} is not one of last, mean or cls", param_hint="--pooling"
-        )
+    texts.check()
     if engine.model is None and model_file is None:
         _check_lists(server)
     keys = server.keys()
+    models = None
+    if server.config is not None:
+        from tokentrail.cli.models import check_alone, served_models
+        from tokentrail.gateway.config import load
+
+        deployment = load(server.config)
+        if deployment.models:
+            given = model_file or engine.model
+            check_alone(deployment, given, engine, texts, _words(server.served_model_name))
+            models = served_models(deployment, Path(server.config).parent)
     config = ServerConfig(
-        engine=engine.engine_config(model_file),
+        engine=EngineConfig() if models is not None else engine.engine_config(model_file),
+        models=models,
         host=server.host,
         port=server.port,
         served_model_names=_words(server.served_model_name),
@@ -408,9 +432,9 @@ def serve(
         chat_template=engine.chat_template,
         generation_config=engine.generation_config,
         trust_request_chat_template=server.trust_request_chat_template,
-        tool_call_parser=server.tool_call_parser,
-        reasoning_parser=server.reasoning_parser,
-        pooling=server.pooling,
+        tool_call_parser=texts.tool_call_parser,
+        reasoning_parser=texts.reasoning_parser,
+        pooling=texts.pooling,
         trail_text=server.trail_text,
         trail_size=server.trail_size,
         responses_store=server.responses_store,
@@ -442,7 +466,10 @@ def serve(
             f"--host {config.host or repr('')}: everyone who can reach this machine may use the server; "
             f"--api-key-file or {KEY_VARIABLE} lets in only those who have a key."
         )
-    with loading(config.engine.name or config.engine.model or "the demo model", always=True) as shown:
+    what = config.engine.name or config.engine.model or "the demo model"
+    if models is not None:
+        what = ", ".join(model.names[0] for model in models) or "routes"
+    with loading(what, always=True) as shown:
         from tokentrail.server import serve as run_server
 
         run_server(config, on_ready=shown.close, progress=shown.progress)

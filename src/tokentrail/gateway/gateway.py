@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokentrail.answer import Backend
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
-from tokentrail.gateway.config import Deployment, load
+from tokentrail.gateway.config import Deployment, LocalModel, RemoteModel, load
 from tokentrail.gateway.database import open_database
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
@@ -20,6 +20,8 @@ from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
 from tokentrail.gateway.observing import Observer, ObservingBackend
 from tokentrail.gateway.redis import RedisLink
+from tokentrail.gateway.routing import RoutingBackend, check_routes
+from tokentrail.gateway.routing.metrics import target_families
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import STDOUT, AccessLog, Metrics, Traffic
 from tokentrail.observability.tracing import Sampler, SpanExporter, sampling_ratio
@@ -48,6 +50,10 @@ class Gateway:
         self._access_log: AccessLog | None = None
         self._filtering: FilteringBackend | None = None
         self._caching: CachingBackend | None = None
+        self.routing: RoutingBackend | None = None
+        """Who answers; None: the file lists no models."""
+        self._at_start = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
         """What parts do when all answers have ended, the last one first."""
 
@@ -119,13 +125,34 @@ class Gateway:
         if self.settings.ledger is not None:
             _ = self.ledger
 
+    def route(self, local: Mapping[str, Backend], journeys: JourneyStore, metrics: Metrics) -> Backend:
+        """Who answers, where the file lists models: routes over `local`, the backends of those that run here, and over
+        remote upstreams. Raises `ConfigError`.
+        """
+
+        def connect(model: RemoteModel) -> Backend:
+            from tokentrail.answer.remote.backend import RemoteBackend
+
+            return RemoteBackend(model.target(), journeys=journeys, metrics=metrics)
+
+        routing = self.routing = RoutingBackend(self.settings, local, journeys, connect=connect)
+        metrics.more.append(lambda: target_families(routing))
+        metrics.has_engine = bool(local)
+        self._closers.insert(0, routing.aclose)
+        return routing
+
     def around(self, backend: Backend, journeys: JourneyStore, metrics: Metrics) -> Backend:
         """`backend`, behind what the file turns on. After `prepare`, on the event loop."""
+        self._loop = asyncio.get_running_loop()
         if self.key_refresher is not None:
             self.key_refresher.start()
+        if self.routing is not None:
+            self.routing.start()
         cache = self._response_cache(journeys, metrics)
         if cache is not None:
             self._caching = backend = CachingBackend(backend, cache)
+            if self.routing is not None:
+                self.routing.kept = cache.stale
         # What the cache keeps is filtered by the rules of the day.
         self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
         if self.ledger is not None:
@@ -190,14 +217,18 @@ class Gateway:
         self._closers.clear()
 
     def reload(self) -> None:
-        """Apply the file's filters as they are now. What has begun is not disturbed; of a file with mistakes nothing is
-        applied. Whether there is a cache is settled when the server starts.
+        """Apply the file's filters, keys, routes and remote targets as they are now. What has begun is not disturbed;
+        of a file with mistakes nothing is applied. What else it says is settled when the server starts: whether there
+        is a cache, and which models run here. From another thread than the event loop's.
 
         Raises `ConfigError`.
         """
         if self._access_log is not None:
             self._access_log.reopen()
-        self.settings, self.rules = self._read()
+        settings, rules = self._read()
+        if self.routing is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._apply_routes(self.routing, settings), self._loop).result()
+        self.settings, self.rules = settings, rules
         if self._filtering is not None:
             self._filtering.rules = self.rules
         if self.keys is not None and self.settings.keys is not None:
@@ -208,10 +239,24 @@ class Gateway:
             self.ledger.prices = PriceList(self.settings.prices)
         if self._caching is not None:
             self._caching.models_changed()
-        log.info("%s is applied: %d filters", self.path, len(self.rules))
+        log.info("%s is applied: %d filters, %d routes", self.path, len(self.rules), len(settings.routes))
+
+    async def _apply_routes(self, routing: RoutingBackend, settings: Deployment) -> None:
+        routing.apply(settings)
+        before = {model.name: model for model in self._at_start.models if isinstance(model, LocalModel)}
+        now = {model.name: model for model in settings.models}
+        for name, model in before.items():
+            other = now.get(name)
+            if not isinstance(other, LocalModel) or not model.runs_like(other):
+                log.warning(
+                    "%s: what the file says now of %s, which runs on this machine, is applied after a restart",
+                    self.path,
+                    name,
+                )
 
     def _read(self) -> tuple[Deployment, list[Rule]]:
         settings = load(self.path)
+        check_routes(settings)
         return settings, build_rules(settings.filters, self.path.parent)
 
 

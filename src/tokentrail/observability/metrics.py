@@ -6,7 +6,7 @@ The hot path only adds to Python numbers. `render` builds the text format throug
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentrail.observability.histograms import FIRST_TOKEN, LATENCY, PER_TOKEN, TOKENS, Histogram
@@ -50,6 +50,22 @@ class Metrics:
         self.stats = EngineStats()
         """The engine's newest numbers. Its counters must not fall, not even when the engine is restarted."""
         self.before_scrape: list[Callable[[], None]] = []
+        self.has_engine = True
+        """False: all models are remote."""
+        self.replicas: Sequence[tuple[bool, int, EngineStats]] = ()
+        """Of a model that has several engines: whether each is up, its restarts, its numbers."""
+        self.moved = 0
+        """Sequences that went on on another replica."""
+        self.others: list[Metrics] = []
+        """Further models of this process."""
+        self.more: list[Callable[[], Iterator[Metric]]] = []
+        """Further families, made when somebody scrapes."""
+
+    def beside(self) -> Metrics:
+        """Those of a further model of this process, which are told with these."""
+        other = Metrics()
+        self.others.append(other)
+        return other
 
     def http_response(self, method: str, path: str, status: int) -> None:
         """`path`: the route, not the URL, so that ids and nonsense do not become series of their own."""
@@ -61,8 +77,9 @@ class Metrics:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-        for refresh in self.before_scrape:
-            refresh()
+        for one in (self, *self.others):
+            for refresh in one.before_scrape:
+                refresh()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         ProcessCollector(registry=registry)
@@ -76,57 +93,70 @@ class Metrics:
             InfoMetricFamily,
         )
 
-        model = [self.model_name]
-        stats = self.stats
+        models = (self, *self.others)
+        engines = models if self.has_engine else ()
 
-        def gauge(name: str, text: str, value: float) -> Metric:
+        def gauge(name: str, text: str, value: Callable[[Metrics], float]) -> Metric:
             family = GaugeMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
-            family.add_metric(model, value)
+            for one in engines:
+                family.add_metric([one.model_name], value(one))
             return family
 
-        def counter(name: str, text: str, value: float) -> Metric:
+        def counter(name: str, text: str, value: Callable[[Metrics], float]) -> Metric:
             family = CounterMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
-            family.add_metric(model, value)
+            for one in engines:
+                family.add_metric([one.model_name], value(one))
             return family
 
-        def histogram(name: str, text: str, values: Histogram) -> Metric:
+        def histogram(name: str, text: str, values: Callable[[Metrics], Histogram]) -> Metric:
             family = HistogramMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
-            family.add_metric(model, values.buckets(), values.sum)
+            for one in models:
+                family.add_metric([one.model_name], values(one).buckets(), values(one).sum)
             return family
+
+        def engine_counter(name: str, text: str, field: str) -> Metric:
+            return counter(name, text, lambda one: getattr(one.stats, field))
 
         if self.info is not None:
             facts = InfoMetricFamily("tokentrail_engine", "The engine that runs", labels=["model_name"])
-            names = (
-                "architecture",
-                "fingerprint",
-                "isa",
-                "threads",
-                "max_model_len",
-                "block_size",
-                "num_blocks",
-            )
-            facts.add_metric(model, {name: str(getattr(self.info, name)) for name in names})
+            for one in models:
+                if one.info is not None:
+                    told = {name: str(getattr(one.info, name)) for name in _ENGINE_FACTS}
+                    facts.add_metric([one.model_name], told)
             yield facts
-        yield gauge("engine_up", "1 while the engine process runs", float(self.engine_up))
-        yield counter("engine_restarts", "Engine processes that died and were replaced", self.engine_restarts)
-        yield counter("engine_steps", "Steps of the engine", stats.steps)
-        yield gauge("num_requests_in_flight", "Requests being answered", self.in_flight)
-        yield gauge("num_requests_running", "Sequences in the running batch", stats.running)
-        yield gauge("num_requests_waiting", "Sequences that wait to be run", stats.waiting)
-        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        yield gauge("kv_cache_usage_perc", "Part of the KV cache in use, 1 being all of it", usage)
-        yield gauge("kv_cache_blocks", "KV blocks there are", stats.blocks_total)
-        yield gauge("kv_cache_blocks_used", "KV blocks in use", stats.blocks_used)
+        yield gauge("engine_up", "1 while the engine process runs", lambda one: one.engine_up)
+        yield counter(
+            "engine_restarts",
+            "Engine processes that died and were replaced",
+            lambda one: one.engine_restarts,
+        )
+        yield counter("engine_steps", "Steps of the engine", lambda one: one.stats.steps)
+        in_flight = GaugeMetricFamily(
+            "tokentrail_num_requests_in_flight", "Requests being answered", labels=["model_name"]
+        )
+        in_flight.add_metric([self.model_name], self.in_flight)
+        yield in_flight
+        yield gauge("num_requests_running", "Sequences in the running batch", lambda one: one.stats.running)
+        yield gauge("num_requests_waiting", "Sequences that wait to be run", lambda one: one.stats.waiting)
+        yield gauge(
+            "kv_cache_usage_perc",
+            "Part of the KV cache in use, 1 being all of it",
+            lambda one: one.stats.blocks_used / one.stats.blocks_total if one.stats.blocks_total else 0.0,
+        )
+        yield gauge("kv_cache_blocks", "KV blocks there are", lambda one: one.stats.blocks_total)
+        yield gauge("kv_cache_blocks_used", "KV blocks in use", lambda one: one.stats.blocks_used)
         for name, text, field in _ENGINE_COUNTERS:
-            yield counter(name, text, getattr(stats, field))
+            yield engine_counter(name, text, field)
+        yield from self._replicas(models)
 
         outcomes = CounterMetricFamily(
             "tokentrail_requests",
             "Requests by how they ended; rejected: the queue was full or the engine down",
             labels=["model_name", "outcome"],
         )
-        for outcome, count in self.requests.items():
-            outcomes.add_metric([self.model_name, outcome], count)
+        for one in models:
+            for outcome, count in one.requests.items():
+                outcomes.add_metric([one.model_name, outcome], count)
         yield outcomes
         http = CounterMetricFamily(
             "tokentrail_http_requests", "HTTP responses", labels=["method", "path", "status"]
@@ -172,23 +202,77 @@ class Metrics:
         if self.traffic is not None:
             yield from self.traffic.collect()
 
-        yield histogram("time_to_first_token_seconds", "Received → first token", self.first_token)
-        yield histogram("inter_token_latency_seconds", "Token → next token of a sequence", self.inter_token)
+        for further in self.more:
+            yield from further()
+
+        yield histogram("time_to_first_token_seconds", "Received → first token", lambda one: one.first_token)
+        yield histogram(
+            "inter_token_latency_seconds", "Token → next token of a sequence", lambda one: one.inter_token
+        )
         yield histogram(
             "request_time_per_output_token_seconds",
             "First token → last, by the tokens between, per request",
-            self.per_output_token,
+            lambda one: one.per_output_token,
         )
-        yield histogram("e2e_request_latency_seconds", "Received → finished", self.latency)
+        yield histogram("e2e_request_latency_seconds", "Received → finished", lambda one: one.latency)
         yield histogram(
-            "request_queue_time_seconds", "Received → first step that had a part of it", self.queue_time
+            "request_queue_time_seconds",
+            "Received → first step that had a part of it",
+            lambda one: one.queue_time,
         )
-        yield histogram("request_prompt_tokens", "Prompt tokens per request", self.request_prompt_tokens)
         yield histogram(
-            "request_generation_tokens", "Generated tokens per request", self.request_generation_tokens
+            "request_prompt_tokens", "Prompt tokens per request", lambda one: one.request_prompt_tokens
+        )
+        yield histogram(
+            "request_generation_tokens",
+            "Generated tokens per request",
+            lambda one: one.request_generation_tokens,
         )
 
+    @staticmethod
+    def _replicas(models: Sequence[Metrics]) -> Iterator[Metric]:
+        """Of models that have several engines."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
+        several = [one for one in models if one.replicas]
+        if not several:
+            return
+        labels = ["model_name", "replica"]
+        up = GaugeMetricFamily("tokentrail_replica_up", "1 while this engine process runs", labels=labels)
+        restarts = CounterMetricFamily(
+            "tokentrail_replica_restarts", "Times that this engine process was replaced", labels=labels
+        )
+        running = GaugeMetricFamily(
+            "tokentrail_replica_requests_running", "Sequences in its running batch", labels=labels
+        )
+        waiting = GaugeMetricFamily(
+            "tokentrail_replica_requests_waiting", "Sequences that wait in it", labels=labels
+        )
+        moved = CounterMetricFamily(
+            "tokentrail_replica_moves",
+            "Sequences that went on on another replica when theirs had died",
+            labels=["model_name"],
+        )
+        for one in several:
+            moved.add_metric([one.model_name], one.moved)
+            for number, (alive, times, stats) in enumerate(one.replicas):
+                label = [one.model_name, str(number)]
+                up.add_metric(label, float(alive))
+                restarts.add_metric(label, times)
+                running.add_metric(label, stats.running)
+                waiting.add_metric(label, stats.waiting)
+        yield from (up, restarts, running, waiting, moved)
+
+
+_ENGINE_FACTS = (
+    "architecture",
+    "fingerprint",
+    "isa",
+    "threads",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+)
 _ENGINE_COUNTERS = (
     ("prompt_tokens", "Prompt tokens computed", "prompt_tokens"),
     ("generation_tokens", "Tokens generated", "generated_tokens"),

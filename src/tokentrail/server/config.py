@@ -9,10 +9,28 @@ import msgspec
 from tokentrail.engine.config import EngineConfig
 
 
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that the server runs itself."""
+
+    names: tuple[str, ...] = ()
+    """Names it answers to, the first being its main one; none: the name in its checkpoint."""
+    engine: EngineConfig
+    cores: tuple[tuple[int, ...], ...] = ()
+    """CPUs of each of its replicas; none: one engine process, on whatever cores there are."""
+    chat_template: str | None = None
+    generation_config: str = "auto"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    pooling: str | None = None
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `serve` needs."""
 
     engine: EngineConfig = EngineConfig()
+    models: tuple[ServedModel, ...] | None = None
+    """Models of the deployment file that run here. None: it lists no models, and there is one, which `engine`,
+    `served_model_names` and so on describe."""
     host: str = "127.0.0.1"
     port: int = 8000
     """0: a free port, told in the log."""

@@ -14,18 +14,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 # Only what is needed to start the engine process: everything else is imported while that loads its model.
-from tokentrail.engine.client import EngineClient
 from tokentrail.observability.logging import setup_logging
 from tokentrail.protocol import TokentrailError
 from tokentrail.server.config import ServerConfig
+from tokentrail.server.engines import Engines, RunningModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import uvicorn
 
-    from tokentrail.answer.parts import TextParts
+    from tokentrail.answer import Backend
     from tokentrail.gateway import Gateway
     from tokentrail.server.state import ServerState
 
@@ -55,7 +54,9 @@ def serve(
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(Server(config, on_ready=on_ready, progress=progress).run())
+        server = Server(config, on_ready=on_ready, progress=progress)
+        with _announced(config.deployment):
+            loop.run_until_complete(server.run())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
@@ -110,7 +111,7 @@ class Server:
         self._progress = progress
         self._on_ready = on_ready
         self.config = config
-        self.engine = EngineClient(config.engine, runner=runner)
+        self.engines = Engines(config, runner=runner)
         self.port = config.port
         """Where it listens; settled once `run` has begun."""
         self.ready = asyncio.Event()
@@ -145,14 +146,14 @@ class Server:
             for task in (told, work):
                 task.cancel()
             await asyncio.wait({told, work})
-            await self.engine.close()
+            await self.engines.close()
             listener.close()
 
     async def _serve(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         # The loop stays free to start the engine process while threads import and load.
-        starting = asyncio.ensure_future(self.engine.start(self._progress))
-        parts = asyncio.ensure_future(loop.run_in_executor(None, _load_text, self.config))
+        starting = asyncio.ensure_future(self.engines.start(self._progress))
+        parts = asyncio.ensure_future(loop.run_in_executor(None, self.engines.load_texts))
         background: list[asyncio.Future[Any]] = [starting, parts]
         if self.gateway is not None:
             background.append(asyncio.ensure_future(loop.run_in_executor(None, self.gateway.prepare)))
@@ -164,7 +165,7 @@ class Server:
             told = asyncio.ensure_future(self._told_to_end.wait())
             background += [serving, told]
             await asyncio.gather(*loading)
-            self._open(state, parts.result())
+            self._open(state)
             await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
             await state.drain(self.config.shutdown_timeout)
             if self.gateway is not None:
@@ -176,26 +177,22 @@ class Server:
                 task.cancel()
             await asyncio.wait(background)
 
-    def _open(self, state: ServerState, parts: TextParts) -> None:
+    def _open(self, state: ServerState) -> None:
         """Take requests from now on."""
-        from tokentrail.answer.local import LocalBackend
-
-        backend = LocalBackend(
-            self.engine,
-            parts,
-            names=self.config.served_model_names,
-            journeys=state.journeys,
-            metrics=state.metrics,
-        )
+        backends = self.engines.backends(state.journeys, state.metrics)
+        if self.gateway is not None and self.gateway.settings.models:
+            backend: Backend = self.gateway.route(backends, state.journeys, state.metrics)
+        else:
+            (backend,) = backends.values()
         names = [card.id for card in backend.models()]
-        state.metrics.model_name = names[0]
+        state.metrics.model_name = state.metrics.model_name or names[0]
         state.open(backend)
         # What has been made so far stays; the collector need not look through it again and again.
         gc.freeze()
         self.ready.set()
         if self._on_ready is not None:
             self._on_ready()
-        print(_banner(self, names, parts.path), flush=True)
+        print(_banner(self, names), flush=True)
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -237,6 +234,15 @@ def _gateway(path: str) -> Gateway:
     return gateway
 
 
+def _announced(deployment: str | None) -> contextlib.AbstractContextManager[None]:
+    """So that `tokentrail config reload` finds this process."""
+    if deployment is None:
+        return contextlib.nullcontext()
+    from tokentrail.gateway.running import announced
+
+    return announced(deployment)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. Connections made before the web server runs wait in its queue."""
     try:
@@ -258,20 +264,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"Cannot listen at {host}:{port}: {error.strerror or error}. Choose another --host or --port."
         ) from None
     return listener
-
-
-def _load_text(config: ServerConfig) -> TextParts:
-    from tokentrail.answer.parts import load_text_parts
-
-    return load_text_parts(
-        config.engine.model,
-        config.chat_template,
-        name=config.engine.name,
-        generation_config=config.generation_config,
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
-        pooling=config.pooling,
-    )
 
 
 def _import_web(config: ServerConfig, gateway: Gateway | None) -> ServerState:
@@ -349,8 +341,7 @@ def _web_server(state: ServerState) -> uvicorn.Server:
     )
 
 
-def _banner(server: Server, names: Sequence[str], file: Path) -> str:
-    info = server.engine.info
+def _banner(server: Server, names: Sequence[str]) -> str:
     host = server.config.host
     host = {"0.0.0.0": "localhost", "::": "localhost", "": "localhost"}.get(host, host)
     scheme = "https" if server.config.ssl_certfile else "http"
@@ -360,21 +351,37 @@ def _banner(server: Server, names: Sequence[str], file: Path) -> str:
         if server.state is not None and server.state.keys.required
         else ""
     )
-    cut = f", cut from {info.wanted_model_len}: the KV cache holds no more (--kv-cache-memory)"
     also = [f"  also as   {', '.join(names[1:])}"] if len(names) > 1 else []
-    capacity = info.num_blocks * info.block_size
+    models = server.engines.models
+    several = server.config.models is not None
     return "\n".join(
         [
             f"Tokentrail serves {names[0]} at {url}/v1",
             *also,
-            f"  file      {file}",
-            f"  model     {info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, "
-            f"{info.threads} threads, {info.isa}",
-            f"  loaded    {info.loaded}",
-            f"  context   {info.max_model_len} tokens{cut * (info.max_model_len < info.wanted_model_len)}",
-            f"  KV cache  {capacity} tokens ({capacity * info.kv_bytes_per_token / 2**20:.0f} MiB)",
+            *(line for model in models for line in _facts(model, named=several)),
             f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
             f'              -d \'{{"model": "{names[0]}", "temperature": 0, "messages": '
             '[{"role": "user", "content": "What is the capital of France?"}]}\'',
         ]
     )
+
+
+def _facts(model: RunningModel, *, named: bool) -> list[str]:
+    """Of a model of the banner; `named`: it is one of several."""
+    info = model.engine.info
+    assert model.parts is not None
+    cut = f", cut from {info.wanted_model_len}: the KV cache holds no more (--kv-cache-memory)"
+    capacity = info.num_blocks * info.block_size
+    cores = model.served.cores
+    listed = "; ".join(",".join(map(str, one)) for one in cores)
+    replicas = [f"  replicas  {len(cores)}, pinned to the cores {listed}"] if cores else []
+    return [
+        *([f"{model.served.names[0]}"] if named else []),
+        f"  file      {model.parts.path}",
+        f"  model     {info.architecture}, {info.num_parameters / 1e6:.0f} M parameters, "
+        f"{info.threads} threads, {info.isa}",
+        *replicas,
+        f"  loaded    {info.loaded}",
+        f"  context   {info.max_model_len} tokens{cut * (info.max_model_len < info.wanted_model_len)}",
+        f"  KV cache  {capacity} tokens ({capacity * info.kv_bytes_per_token / 2**20:.0f} MiB)",
+    ]

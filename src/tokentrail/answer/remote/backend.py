@@ -120,6 +120,9 @@ class RemoteBackend:
             )
         ]
 
+    def for_model(self, id: str) -> RemoteBackend:
+        return self
+
     def details(self, id: str) -> ModelDetails:
         """What an upstream does not tell is 0 or empty. What it may be able to do it is taken to be, and may refuse."""
         kind = self._kind

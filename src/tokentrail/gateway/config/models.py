@@ -80,6 +80,12 @@ class LocalModel(AnyModel):
                 parse_cores(text)
         return self
 
+    def runs_like(self, other: LocalModel) -> bool:
+        """Engines that were started for the one do for the other."""
+        return all(
+            getattr(self, name) == getattr(other, name) for name in ("model", "replicas", "cores", "flags")
+        )
+
     @property
     def core_sets(self) -> list[tuple[int, ...]] | None:
         return None if self.cores is None else [parse_cores(text) for text in self.cores]

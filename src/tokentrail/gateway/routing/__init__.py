@@ -5,7 +5,7 @@ A `RoutingBackend` stands before the engines of this machine and remote upstream
 one after the other, or two at once, until the first piece of an answer has come.
 """
 
-from tokentrail.gateway.routing.backend import RoutingBackend
+from tokentrail.gateway.routing.backend import RoutingBackend, check_routes
 from tokentrail.gateway.routing.targets import TargetState
 
-__all__ = ["RoutingBackend", "TargetState"]
+__all__ = ["RoutingBackend", "TargetState", "check_routes"]

@@ -418,6 +418,28 @@ class RoutingBackend:
         return next((one for one in plan.scenarios if one.name == name), None)
 
 
+def check_routes(deployment: Deployment) -> None:
+    """What can be known of routes before there are engines and upstreams. Raises `ConfigError`."""
+    if not deployment.models:
+        return
+    nobody: Any = _Nobody()
+    local = {model.name: nobody for model in deployment.models if isinstance(model, LocalModel)}
+
+    def connect(model: RemoteModel) -> Backend:
+        from tokentrail.answer.remote.backend import RemoteBackend
+
+        return RemoteBackend(model.target())
+
+    RoutingBackend(deployment, local, JourneyStore(0), connect=connect)
+
+
+class _Nobody:
+    """In the place of a backend that is not asked."""
+
+    def models(self) -> list[ModelCard]:
+        return []
+
+
 def _card_of(choice: Choice) -> ModelCard:
     cards = choice.target.backend.models()
     return next((card for card in cards if card.id == choice.model), cards[0])
