@@ -30,6 +30,8 @@ from tokentrail.protocol import (
 
 _BACKLOG = 256 * 1024
 """Bytes of events that wait for a slow client, beyond which nothing more is read from the upstream."""
+_GRACE = 0.05
+"""Seconds."""
 _LARGEST_ANSWER = 64 * 1024 * 1024
 _LARGEST_REFUSAL = 64 * 1024
 _BADNESS = {"stop": 0, "tool_calls": 0, "content_filter": 0, "length": 1}
@@ -104,6 +106,8 @@ class RemoteAnswer:
         self._wake: asyncio.Future[None] | None = None
         # How long it has been silent.
         self._due = math.inf
+        self._late = False
+        """It has been silent for too long when it was looked the last time."""
         self._timer: asyncio.TimerHandle | None = None
         self._journey: Journey | None = place.journeys.begin(
             request.id,
@@ -238,7 +242,7 @@ class RemoteAnswer:
         for event in self._events.feed(data):
             if event == b"[DONE]":
                 self._finish()
-            else:
+            elif event:
                 self._read(read_event(event), event)
             if self._done:
                 return
@@ -404,7 +408,12 @@ class RemoteAnswer:
         loop = asyncio.get_running_loop()
         left = min(self._due - loop.time(), allowed)
         if left > 0.001:
+            self._late = False
             self._timer = loop.call_later(left, self._tick)
+        elif not self._late:
+            # After a machine stood still, timers may come before what has arrived meanwhile.
+            self._late = True
+            self._timer = loop.call_later(_GRACE, self._tick)
         else:
             self._fail(failures.silent(self._place.target, allowed, sent=self._sent))
 

@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once; the upstream sees that nobody waits for its answer."""
         self._exchange = None
+        self._pool.lost(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -141,7 +142,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if parser is None or not parser.keep_alive or transport.get_write_buffer_size():
-            transport.abort()
+            self.abort()
         else:
             self.used = True
             self._pool.give_back(self)
