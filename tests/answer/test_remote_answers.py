@@ -18,7 +18,6 @@ from tokentrail.answer import (
     Chunk,
     EmbeddingRequest,
     TextPrompt,
-    TokensPrompt,
     collect,
 )
 from tokentrail.answer.embedding import as_floats
@@ -314,9 +313,12 @@ async def test_an_error_of_who_takes_ends_the_answer() -> None:
         def take(chunk: Chunk) -> bool:
             raise KeyError("mine")
 
-        with pytest.raises(KeyError):
+        async def read() -> None:
             async for _ in answer:
                 answer.divert(take)
+
+        with pytest.raises(KeyError):
+            await read()
         await answer.aclose()
 
 
@@ -424,15 +426,10 @@ async def test_when_to_come_again_is_passed_on() -> None:
     error, _ = await failure(of(429, {}, headers="retry-after: 17\r\n"))
     assert isinstance(error, Overloaded)
     assert error.retry_after == 17
-    for odd, least, most in (
-        ("Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
-        ("soon", 1, 1),
-        ("nan", 1, 1),
-        ("1e99", 3600, 3600),
-    ):
+    for odd, meant in (("Fri, 31 Dec 1999 23:59:59 GMT", 0), ("soon", 1), ("nan", 1), ("1e99", 3600)):
         error, _ = await failure(of(503, {}, headers=f"retry-after: {odd}\r\n"))
         assert isinstance(error, Overloaded)
-        assert least <= error.retry_after <= most
+        assert error.retry_after == meant
 
 
 @pytest.mark.parametrize(
@@ -488,6 +485,9 @@ async def cut_within(asked: Asked, line: Line) -> None:
     line.writer.close()
 
 
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
 def raw(data: bytes) -> Callable[[Asked, Line], Awaitable[None]]:
     async def play(asked: Asked, line: Line) -> None:
         await line.send(data)
@@ -522,8 +522,8 @@ def raw(data: bytes) -> Callable[[Asked, Line], Awaitable[None]]:
         (of(200, b"", kind=""), "upstream_broken", False),
         (raw(b"SSH-2.0-x\r\n\r\n"), "upstream_broken", False),
         (raw(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000), "upstream_broken", False),
-        (raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: " + b"x" * 17_000_000), "upstream_broken", False),
-        (raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"), "upstream_cut", False),
+        (raw(STREAM + b"data: " + b"x" * 17_000_000), "upstream_broken", False),
+        (raw(STREAM), "upstream_cut", False),
     ],
 )  # fmt: skip
 async def test_broken_answers_end_with_an_error(
@@ -692,7 +692,7 @@ async def test_embeddings_that_are_none(data: Any) -> None:
     async with ScriptedUpstream(of(200, {"data": data})) as upstream:
         backend = backend_for(upstream)
         asked = EmbeddingRequest(
-            id="e", prompts=[TextPrompt("a"), TokensPrompt([1])][:1] * 2, model="ours", endpoint="/x"
+            id="e", prompts=[TextPrompt("a"), TextPrompt("b")], model="ours", endpoint="/x"
         )
         with pytest.raises(UpstreamError) as raised:
             await backend.embed(asked)

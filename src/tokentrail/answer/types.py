@@ -273,6 +273,7 @@ class ModelDetails(msgspec.Struct, kw_only=True):
     fingerprint: str
     """`system_fingerprint` of its answers."""
     chat_template: str | None
+    """None: it has none; empty: it has one, which is not known."""
     bos_token: str | None
     eos_token: str | None
     calls_tools: bool

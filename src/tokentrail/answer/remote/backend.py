@@ -141,7 +141,7 @@ class RemoteBackend:
             quantization="",
             file_bytes=0,
             fingerprint=self.fingerprint,
-            chat_template=None,
+            chat_template="",
             bos_token=None,
             eos_token=None,
             calls_tools=True,

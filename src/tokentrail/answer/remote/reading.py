@@ -265,10 +265,11 @@ def _logprobs(found: Logprobs, ids: Sequence[int], offset: int) -> list[TokenLog
 
 
 def _token(entry: Entry | Alternative, id: int | None = None) -> TokenText:
-    if entry.token.startswith(_TOKEN_ID):
-        return _named(entry.token, id)
-    data = entry.token.encode() if entry.bytes is None else _bytes(entry.bytes)
-    return TokenText(-1 if id is None else id, entry.token, data)
+    text = entry.token
+    data = text.encode() if entry.bytes is None else _bytes(entry.bytes)
+    if text.startswith(_TOKEN_ID) and text[len(_TOKEN_ID) :].isdecimal():
+        id, text = int(text[len(_TOKEN_ID) :]), data.decode("utf-8", "replace")
+    return TokenText(-1 if id is None else id, text, data)
 
 
 def _bytes(values: list[int]) -> bytes:

@@ -109,14 +109,17 @@ class CompletionDialect:
         return self.picked(self.ended(part, answer, choice, "\n" in part.content))
 
     def part(self, answer: Answer, index: int, text: str, predicted: int) -> Completion:
-        """A part of answer number `index`, which has `predicted` tokens so far."""
+        """A part of answer number `index`, which has `predicted` tokens so far, as far as their ids are known."""
+        evaluated = len(prompt_ids(answer, index))
+        if answer.num_choices == 1:  # a remote upstream counts tokens without telling them
+            predicted, evaluated = answer.usage.completion_tokens, answer.usage.prompt_tokens
         return Completion(
             index=index,
             content=text,
             tokens=[],
             stop=False,
             tokens_predicted=predicted,
-            tokens_evaluated=len(prompt_ids(answer, index)),
+            tokens_evaluated=evaluated,
         )
 
     def ended(self, part: Completion, answer: Answer, end: Choice | Chunk, new_line: bool) -> Completion:

@@ -80,7 +80,10 @@ class GenerateDialect:
         return Details(
             generated_text=self.shown(choice.text),
             finish_reason=_reason(choice),
-            generated_tokens=len(choice.token_ids),
+            # A remote upstream counts tokens without telling them.
+            generated_tokens=answer.usage.completion_tokens
+            if answer.num_choices == 1
+            else len(choice.token_ids),
             seed=answer.seed if self.parameters.samples else None,
             prefill=prefill,
             tokens=tokens,
