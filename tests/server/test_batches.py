@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 from tokentrail.answer.parts import TextParts
 from tokentrail.protocol import Overloaded, TokentrailError
 from tokentrail.server.batches import lines as lines_of_batches
-from tokentrail.server.batches.store import Store
+from tokentrail.server.batches.bodies import BatchBody, FileBody
+from tokentrail.server.batches.store import Owner, Store
 from tokentrail.server.batches.upload import Upload
 
 OVER = {"completed", "failed", "expired", "cancelled"}
@@ -466,6 +468,70 @@ def test_tenants_see_their_own(make_server: MakeServer, tmp_path: Path) -> None:
     tenants = {request.tenant for request in server.engine.requests}
     assert len(tenants) == 1
     assert "" not in tenants
+
+
+def test_a_batch_ends_with_the_key_that_made_it(make_server: MakeServer, tmp_path: Path) -> None:
+    deployment = tmp_path / "deploy.yaml"
+    deployment.write_text("keys: {}", encoding="utf-8")
+    server = make_server(
+        files_dir=str(tmp_path / "files"),
+        batch_concurrency=2,
+        deployment=str(deployment),
+        engine={"first_delay": 0.05},
+    )
+    gateway = server.state.gateway
+    assert gateway is not None
+    store, refresher = gateway.key_store, gateway.key_refresher
+    assert store is not None
+    assert refresher is not None
+    with gateway.database.write() as connection:
+        maker = store.create(connection, tenant="acme", make_tenant=True)
+        other = store.create(connection, tenant="acme")
+    server.call(refresher.refresh())
+    batch = start(server.client(maker.text), [line(str(n)) for n in range(100)])
+    client = server.client(other.text)  # a tenant's keys share what is theirs
+    while client.batches.retrieve(batch.id).request_counts.completed < 3:
+        time.sleep(0.01)
+    assert {request.tenant for request in server.engine.requests} == {"acme"}
+    with gateway.database.write() as connection:
+        store.revoke(connection, maker.record.id)
+    server.call(refresher.refresh())
+    batch = wait(client, batch.id)
+    assert batch.status == "failed"
+    (error,) = batch.errors.data
+    assert error.code == "key_not_usable"
+    assert error.message.startswith("The API key that made the batch was revoked or has expired.")
+    counts = batch.request_counts
+    assert counts.completed >= 3
+    assert counts.completed + counts.failed == counts.total == 100
+    assert len(results(client, batch.output_file_id)) == counts.completed
+    left = results(client, batch.error_file_id)
+    assert {one["error"]["code"] for one in left} == {"key_not_usable"}
+
+
+def test_batches_of_a_folder_of_before_have_no_key(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file = FileBody(id="file-1", bytes=1, created_at=1, filename="f", purpose="batch")
+    store.add_file("t", file)
+    batch = BatchBody(
+        id="batch_1",
+        endpoint="/v1/embeddings",
+        input_file_id=file.id,
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+    )
+    (tmp_path / "content" / file.id).write_bytes(b"x")
+    assert store.add_batch(Owner("t", "key_1"), batch, 9) is None
+    assert [owner for owner, _ in store.open_batches()] == [("t", "key_1")]
+    store.close()
+    with sqlite3.connect(tmp_path / "store.sqlite") as older:
+        older.execute("ALTER TABLE batches DROP COLUMN key")
+        older.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        store = Store(tmp_path)
+        assert [(owner, body.id) for owner, body in store.open_batches()] == [(("t", ""), "batch_1")]
+        store.close()
 
 
 def test_a_restart_goes_on(make_server: MakeServer, tmp_path: Path) -> None:

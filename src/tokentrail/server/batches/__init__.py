@@ -25,6 +25,7 @@ def create_router(app: FastAPI, state: ServerState) -> APIRouter:
     runner = BatchRunner(
         app,
         Store(Path(config.files_dir)),
+        state.keys,
         concurrency=config.batch_concurrency,
         longest_line=config.max_body_bytes,
     )

@@ -29,8 +29,8 @@ class Reply:
             self.body += message.get("body", b"")
 
 
-async def ask(app: ASGIApp, path: str, body: bytes, *, tenant: str, request_id: str) -> Reply:
-    """POST a JSON body as `tenant`. Cancelling it is a client that hangs up."""
+async def ask(app: ASGIApp, path: str, body: bytes, *, identity: Identity, request_id: str) -> Reply:
+    """POST a JSON body as `identity`. Cancelling it is a client that hangs up."""
     told = False
     reply = Reply()
 
@@ -54,8 +54,8 @@ async def ask(app: ASGIApp, path: str, body: bytes, *, tenant: str, request_id: 
         "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())],
         "client": None,
         "server": None,
-        # The tenant that is there already tells the gate that this is no request from outside.
-        "state": {"identity": Identity(tenant=tenant), "priority": PRIORITY},
+        # The identity that is there already tells the gate that this is no request from outside.
+        "state": {"identity": identity, "priority": PRIORITY},
     }
     await app(scope, receive, reply.send)
     return reply

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from tokentrail.answer import Identity
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.batches.bodies import BatchBody, Deleted, FileBody, ListBody, page
 from tokentrail.server.batches.runner import BatchRunner
-from tokentrail.server.batches.store import new_id, now
+from tokentrail.server.batches.store import Owner, new_id, now
 from tokentrail.server.batches.upload import receive
 from tokentrail.server.body import refuse_foreign_pages
 from tokentrail.server.errors import HTTPError
@@ -210,7 +211,9 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
             expires_at=created + body.window,
             metadata=body.metadata,
         )
-        refused = await call(store.add_batch, request.state.identity.tenant, batch, MOST_OPEN)
+        identity: Identity = request.state.identity
+        owner = Owner(identity.tenant, identity.key)
+        refused = await call(store.add_batch, owner, batch, MOST_OPEN)
         if refused == "input":
             raise InvalidRequest(
                 f"input_file_id: there is no file {body.input_file_id[:80]!r} with the purpose batch.",
@@ -223,7 +226,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
                 type="rate_limit_error",
                 code="too_many_batches",
             )
-        runner.begin(request.state.identity.tenant, batch)
+        runner.begin(owner, batch)
         return json_response(batch)
 
     @router.get(

@@ -27,8 +27,9 @@ from tokentrail.server.batches.bodies import (
 )
 from tokentrail.server.batches.calling import ask
 from tokentrail.server.batches.lines import Line, parse, read, validate
-from tokentrail.server.batches.store import Store, new_id, now
+from tokentrail.server.batches.store import Owner, Store, new_id, now
 from tokentrail.server.errors import CLIENT_GONE, log_internal, unavailable
+from tokentrail.server.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,28 @@ _EXPIRED = LineError(
     "batch_expired", "This request could not be executed before the completion window expired."
 )
 _CANCELLED = LineError("batch_cancelled", "The batch was cancelled before this request was executed.")
+_KEY_GONE = LineError(
+    "key_not_usable",
+    "The API key that made the batch was revoked or expired before this request was executed.",
+)
+_KEY_STOPS = (
+    "The API key that made the batch was revoked or has expired. What was done by then is in its files."
+)
+
+
+class _KeyGone(Exception):
+    """Nobody may ask any more as who made the batch."""
 
 
 class BatchRunner:
     """At most `concurrency` requests run at a time, of all batches in turn."""
 
-    def __init__(self, app: ASGIApp, store: Store, *, concurrency: int, longest_line: int) -> None:
+    def __init__(
+        self, app: ASGIApp, store: Store, keys: Keys, *, concurrency: int, longest_line: int
+    ) -> None:
         self.store = store
         self._app = app
+        self._keys = keys
         self._longest_line = longest_line
         self._thread = ThreadPoolExecutor(1, "files")
         self._slots = asyncio.Semaphore(concurrency)
@@ -74,17 +89,17 @@ class BatchRunner:
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
-        for tenant, batch in await self.call(self.store.open_batches):
+        for owner, batch in await self.call(self.store.open_batches):
             log.info("batch %s: goes on (%s)", batch.id, batch.status)
-            self.begin(tenant, batch)
+            self.begin(owner, batch)
 
-    def begin(self, tenant: str, batch: BatchBody) -> None:
+    def begin(self, owner: Owner, batch: BatchBody) -> None:
         """Work at a batch that the store knows."""
         if self._running and batch.id not in self._tasks:
             self._stops[batch.id] = asyncio.Event()
             if batch.status == "cancelling":
                 self._stops[batch.id].set()
-            task = self._tasks[batch.id] = asyncio.create_task(self._work(tenant, batch))
+            task = self._tasks[batch.id] = asyncio.create_task(self._work(owner, batch))
             task.add_done_callback(lambda _: self._forget(batch.id))
 
     def cancel(self, id: str) -> None:
@@ -114,25 +129,25 @@ class BatchRunner:
 
     # --- one batch -----------------------------------------------------------------------------------
 
-    async def _work(self, tenant: str, batch: BatchBody) -> None:
+    async def _work(self, owner: Owner, batch: BatchBody) -> None:
         while True:
             try:
-                await self._advance(tenant, batch)
+                await self._advance(owner, batch)
                 return
             except (OSError, sqlite3.Error) as error:
                 # A full disk, as a rule. What is done is kept, and it goes on when there is room again.
                 log.error("batch %s: %s; trying again in %g s", batch.id, error, _LONGEST_PAUSE)
                 await asyncio.sleep(_LONGEST_PAUSE)
-                batch = await self._current(tenant, batch)
+                batch = await self._current(owner, batch)
             except Exception as error:
                 log_internal(error, f"batch {batch.id}")
                 batch.status, batch.failed_at = "failed", now()
                 text = "The server had an internal error while it worked at the batch."
                 batch.errors = BatchErrors([BatchError(code="internal_error", message=text)])
-                await self.call(self.store.finish, tenant, batch, [])
+                await self.call(self.store.finish, owner.tenant, batch, [])
                 return
 
-    async def _advance(self, tenant: str, batch: BatchBody) -> None:
+    async def _advance(self, owner: Owner, batch: BatchBody) -> None:
         stop = self._stops[batch.id]
         if batch.status == "validating":
             path = self.store.content(batch.input_file_id)
@@ -141,41 +156,47 @@ class BatchRunner:
                 None, validate, path, batch.endpoint, self._longest_line
             )
             if stop.is_set():
-                batch = await self._current(tenant, batch)
+                batch = await self._current(owner, batch)
             elif errors:
                 batch.status, batch.failed_at, batch.errors = "failed", now(), BatchErrors(errors)
             else:
                 batch.status, batch.in_progress_at = "in_progress", now()
             batch.request_counts.total = count
             if not await self.call(self.store.advance, batch, "validating"):
-                batch = await self._current(tenant, batch)  # cancelled in between
+                batch = await self._current(owner, batch)  # cancelled in between
                 batch.request_counts.total = count
             if batch.status == "failed":
                 log.info("batch %s: failed, %d errors in its file", batch.id, len(errors))
                 return
         unfinished: LineError | None = _CANCELLED if batch.status == "cancelling" else None
         if batch.status == "in_progress":
-            whole = await self._run_lines(tenant, batch, stop)
+            whole = gone = False
+            try:
+                whole = await self._run_lines(owner, batch, stop)
+            except _KeyGone:
+                gone = True
             if stop.is_set():
-                batch, unfinished = await self._current(tenant, batch), _CANCELLED
+                batch, unfinished = await self._current(owner, batch), _CANCELLED
+            elif gone:
+                batch, unfinished = await self._current(owner, batch), _KEY_GONE
             else:
                 unfinished = None if whole else _EXPIRED
                 total = batch.request_counts.total
                 batch.status, batch.finalizing_at = "finalizing", now()
                 if not await self.call(self.store.advance, batch, "in_progress"):
-                    batch, unfinished = await self._current(tenant, batch), _CANCELLED
+                    batch, unfinished = await self._current(owner, batch), _CANCELLED
                 batch.request_counts.total = total
         elif batch.status == "finalizing" and now() >= batch.expires_at:
             unfinished = _EXPIRED
-        await self._finish(tenant, batch, unfinished)
+        await self._finish(owner, batch, unfinished)
 
-    async def _current(self, tenant: str, batch: BatchBody) -> BatchBody:
+    async def _current(self, owner: Owner, batch: BatchBody) -> BatchBody:
         """What the store has of it, where a request has changed it."""
-        found = await self.call(self.store.batch, tenant, batch.id)
+        found = await self.call(self.store.batch, owner.tenant, batch.id)
         assert found is not None
         return found
 
-    async def _run_lines(self, tenant: str, batch: BatchBody, stop: asyncio.Event) -> bool:
+    async def _run_lines(self, owner: Owner, batch: BatchBody, stop: asyncio.Event) -> bool:
         """Ask for every line that has no result yet. Returns False if time was up before all had theirs."""
         loop = asyncio.get_running_loop()
         left = batch.expires_at - now()
@@ -204,7 +225,7 @@ class BatchRunner:
                         self._slots.release()
                     return False
                 number, line = following
-                task = asyncio.create_task(self._run_line(tenant, batch, number, line))
+                task = asyncio.create_task(self._run_line(owner, batch, number, line))
                 task.add_done_callback(lambda _: self._slots.release())
                 working.add(task)
                 for done in [one for one in working if one.done()]:
@@ -236,11 +257,14 @@ class BatchRunner:
             if number not in done
         )
 
-    async def _run_line(self, tenant: str, batch: BatchBody, number: int, line: Line) -> None:
+    async def _run_line(self, owner: Owner, batch: BatchBody, number: int, line: Line) -> None:
         id = _line_id(batch, number)
         pause = _FIRST_PAUSE
         while True:
-            reply = await ask(self._app, line.url, bytes(line.body), tenant=tenant, request_id=id)
+            identity = self._keys.identity_of(owner.tenant, owner.key)
+            if identity is None:
+                raise _KeyGone
+            reply = await ask(self._app, line.url, bytes(line.body), identity=identity, request_id=id)
             if reply.status not in _LATER:
                 break
             await asyncio.sleep(pause)
@@ -253,7 +277,7 @@ class BatchRunner:
         ok = 200 <= reply.status < 300
         await self.call(self.store.add_result, batch.id, number, ok, msgspec.json.encode(result))
 
-    async def _finish(self, tenant: str, batch: BatchBody, unfinished: LineError | None) -> None:
+    async def _finish(self, owner: Owner, batch: BatchBody, unfinished: LineError | None) -> None:
         """Write the output files, and end the batch. `unfinished`: what to say of requests without a result."""
         # Of a batch that was cancelled early nobody knows yet whether its lines are requests.
         if unfinished is not None and batch.in_progress_at is not None:
@@ -287,11 +311,14 @@ class BatchRunner:
                 batch.error_file_id = file.id
         if unfinished is _CANCELLED:
             batch.status, batch.cancelled_at = "cancelled", now()
+        elif unfinished is _KEY_GONE:
+            batch.status, batch.failed_at = "failed", now()
+            batch.errors = BatchErrors([BatchError(code=_KEY_GONE.code, message=_KEY_STOPS)])
         elif unfinished is _EXPIRED:
             batch.status, batch.expired_at = "expired", now()
         else:
             batch.status, batch.completed_at = "completed", now()
-        await self.call(self.store.finish, tenant, batch, files)
+        await self.call(self.store.finish, owner.tenant, batch, files)
         log.info("batch %s: %s", batch.id, batch.status)
 
 

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS files (
 );
 CREATE TABLE IF NOT EXISTS batches (
     serial INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, status TEXT NOT NULL,
-    input TEXT NOT NULL, total INTEGER NOT NULL, completed INTEGER NOT NULL, failed INTEGER NOT NULL, body BLOB NOT NULL
+    input TEXT NOT NULL, total INTEGER NOT NULL, completed INTEGER NOT NULL, failed INTEGER NOT NULL,
+    body BLOB NOT NULL, key TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, ok INTEGER NOT NULL, content BLOB NOT NULL, UNIQUE (batch, line)
@@ -36,7 +37,19 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE INDEX IF NOT EXISTS files_of_tenant ON files (tenant, serial);
 CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant, serial);
 """
-_VERSION = 1
+_VERSION = 2
+_ADDED = {1: "ALTER TABLE batches ADD COLUMN key TEXT NOT NULL DEFAULT ''"}
+"""What makes the version after it of an older one."""
+
+
+class Owner(NamedTuple):
+    """Who made a batch."""
+
+    tenant: str
+    key: str
+    """The key's id; empty: there was none, or it was made before keys were noted."""
+
+
 _file_decoder = msgspec.json.Decoder(FileBody)
 _batch_decoder = msgspec.json.Decoder(BatchBody)
 
@@ -65,13 +78,16 @@ class Store:
             self._drafts.mkdir(exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(folder / "store.sqlite", check_same_thread=False, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, _VERSION):
+            if version not in (0, *_ADDED, _VERSION):
                 raise TokentrailError(
                     f"--files-dir {folder}: was written by another version of this program; give another folder."
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
+            for older, change in _ADDED.items():
+                if 0 < version <= older:
+                    self._db.execute(change)
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
             self._tidy()
         except (OSError, sqlite3.Error) as error:
@@ -157,20 +173,20 @@ class Store:
 
     # --- batches -------------------------------------------------------------------------------------
 
-    def add_batch(self, tenant: str, body: BatchBody, most: int) -> str | None:
+    def add_batch(self, owner: Owner, body: BatchBody, most: int) -> str | None:
         """Returns why not: `input`, if there is no such file to work at, or `open`, if `most` batches of the tenant are
         not over yet.
         """
         with self._transaction() as db:
-            file = self.file(tenant, body.input_file_id)
+            file = self.file(owner.tenant, body.input_file_id)
             if file is None or file.purpose != "batch":
                 return "input"
-            if self.num_open(tenant) >= most:
+            if self.num_open(owner.tenant) >= most:
                 return "open"
             db.execute(
-                "INSERT INTO batches (id, tenant, status, input, total, completed, failed, body) "
-                "VALUES (?, ?, ?, ?, 0, 0, 0, ?)",
-                (body.id, tenant, body.status, body.input_file_id, msgspec.json.encode(body)),
+                "INSERT INTO batches (id, tenant, key, status, input, total, completed, failed, body) "
+                "VALUES (?, ?, ?, ?, ?, 0, 0, 0, ?)",
+                (body.id, *owner, body.status, body.input_file_id, msgspec.json.encode(body)),
             )
         return None
 
@@ -185,13 +201,13 @@ class Store:
         rows = self._page("batches", _BATCH, tenant, "", [], after, limit, ascending=False)
         return None if rows is None else [_batch(row) for row in rows]
 
-    def open_batches(self) -> list[tuple[str, BatchBody]]:
-        """(tenant, batch) of those that are not over, the oldest first."""
+    def open_batches(self) -> list[tuple[Owner, BatchBody]]:
+        """(owner, batch) of those that are not over, the oldest first."""
         marks = ",".join("?" * len(OPEN))
         rows = self._db.execute(
-            f"SELECT tenant, {_BATCH} FROM batches WHERE status IN ({marks}) ORDER BY serial", OPEN
+            f"SELECT tenant, key, {_BATCH} FROM batches WHERE status IN ({marks}) ORDER BY serial", OPEN
         ).fetchall()
-        return [(row[0], _batch(row[1:])) for row in rows]
+        return [(Owner(*row[:2]), _batch(row[2:])) for row in rows]
 
     def num_open(self, tenant: str) -> int:
         marks = ",".join("?" * len(OPEN))
