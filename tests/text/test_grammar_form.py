@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -82,9 +84,14 @@ class Follower:
         return [token] if any(len(one) != 1 for one in ids) else [one[0] for one in ids]
 
     def allowed(self, matcher: Matcher) -> set[int]:
+        return set(np.flatnonzero(self.mask(matcher)).tolist())
+
+    def mask(self, matcher: Matcher) -> np.ndarray:
+        """By token, whether it may come."""
         found = np.zeros((1, self.grammars.mask_words), np.uint32)
         MaskWriter(1).write(found, [(matcher, 0, [])])
-        return set(np.flatnonzero(np.unpackbits(found.view(np.uint8), bitorder="little")).tolist())
+        bits = np.unpackbits(found.view(np.uint8), bitorder="little")
+        return bits[: self.tokenizer.vocab_size].astype(bool)
 
 
 @pytest.fixture(params=["tokens", "text"])
@@ -205,16 +212,138 @@ def test_arguments_written_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
                 {"city": "Ulm", "days": "1"},
             ):
                 assert not follower.follows(matcher, call(**arguments)), (name, arguments)
-    # What a text alone cannot be held to is left to JSON.
+    # What texts could not be told from, and what they cannot be held to, is left to JSON.
     for schema in (
-        {"type": "string", "pattern": "a+"},
-        {"type": "string", "maxLength": 3},
-        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": ["string", "integer"]},
+        {"type": "string", "format": "date"},
+        {"type": "string", "pattern": "a^b"},
         {},
     ):
         tool = Tool("f", {"type": "object", "properties": {"a": schema}})
-        assert FORMATS["glm45"].grammar([tool], several=True) is None
+        assert FORMATS["glm45"].grammar([tool], several=True) is None, schema
     assert FORMATS["glm45"].grammar([Tool("f", {"$ref": "#/$defs/x"})], several=True) is None
+
+
+RICH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "maybe": {"anyOf": [{"type": "string", "pattern": "^[a-f]+$"}, {"type": "null"}], "default": None},
+        "city": {"type": "string", "minLength": 1, "maxLength": 12},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "note": {"type": "string"},
+        "count": {"type": "integer", "minimum": 0, "maximum": 20},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 1, "maxItems": 3},
+        "place": {
+            "type": "object",
+            "properties": {"lat": {"type": "number"}, "label": {"type": ["string", "null"]}},
+            "required": ["lat"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "unit", "tags"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}},
+}
+NATIVE = {
+    "functiongemma": (
+        "<start_function_call>call:f{city:<escape>Ulm<escape>,unit:<escape>C<escape>,"
+        "tags:[<escape>a,}<escape>,<escape><escape>],place:{lat:-1.5,label:null}}<end_function_call>"
+    ),
+    "gemma4": (
+        '<|tool_call>call:f{maybe:<|"|>abc<|"|>,city:<|"|>{"Ulm"}<|"|>,unit:<|"|>F<|"|>,count:3,'
+        'tags:[<|"|>北京<|"|>]}<tool_call|>'
+    ),
+    "pythonic": (
+        '[f(maybe=null, city="Ulm", unit="C", note="a\\n\\"b", tags=["x"], place={"lat":1}), '
+        'f(city="U", unit="F", tags=["a","b"])]'
+    ),
+    "glm45": (
+        "<tool_call>f\n<arg_key>maybe</arg_key>\n<arg_value>null</arg_value>\n<arg_key>city</arg_key>\n"
+        "<arg_value>Ulm</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n<arg_key>tags</arg_key>\n"
+        '<arg_value>["a"]</arg_value>\n</tool_call>'
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=f>\n<parameter=city>\nU\n</parameter>\n<parameter=unit>\nF\n</parameter>\n"
+        '<parameter=tags>\n["\\n"]\n</parameter>\n</function>\n</tool_call>'
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">U</parameter>\n'
+        '<parameter name="unit">F</parameter>\n<parameter name="tags">["a"]</parameter>\n</invoke>\n'
+        "</minimax:tool_call>"
+    ),
+}
+"""A call of a function with these arguments, as each format has it."""
+
+
+def calls_in(name: str, tools: list[Tool], text: str) -> list[Any]:
+    parser = FORMATS[name].parser(tools)
+    found: list[Any] = []
+    for event in [*parser.push(text), *parser.flush()]:
+        if isinstance(event, CallStart):
+            found.append("")
+        else:
+            assert isinstance(event, Arguments), event
+            found[-1] += event.text
+    return [json.loads(arguments) for arguments in found]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("marked", [True, False])
+def test_calls_in_a_format_of_their_own(monkeypatch: pytest.MonkeyPatch, name: str, *, marked: bool) -> None:
+    tools = [Tool("f", RICH), Tool("now", {"type": "object", "properties": {}})]
+    follower = Follower(monkeypatch, *(FORMATS[name].markers if marked else ()))
+    matcher = follower.matcher(None, Calls(FORMATS[name], tools, required=True), None)
+    text = NATIVE[name]
+    assert follower.follows(matcher, text)
+    called = calls_in(name, tools, text)
+    assert called
+    for arguments in called:
+        jsonschema.validate(arguments, RICH)
+    for was, now in (("U", "K" * 13), ("unit", "unot"), ("tags", "taks")):
+        assert not follower.follows(matcher, text.replace(was, now)), (was, now)
+    assert not follower.follows(matcher, "text")
+    if name == "pythonic" and marked:
+        assert follower.follows(matcher, f"<|tool_call_start|>{text}<|tool_call_end|>")
+        assert not follower.follows(matcher, f"<|tool_call_start|>{text}")
+    # Whatever the model would rather write.
+    draw = random.Random(name)
+    finished = 0
+    for _ in range(4):
+        answer = wandered(follower, matcher.copy(), draw)
+        if answer is None:
+            continue
+        finished += 1
+        called = calls_in(name, tools, answer)
+        assert called, answer
+        for arguments in called:
+            if arguments:
+                jsonschema.validate(arguments, RICH)
+    assert finished
+
+
+def wandered(follower: Follower, matcher: Matcher, draw: random.Random, most: int = 150) -> str | None:
+    """A random answer that the grammar allows; None: it has not ended by then. Ends of things are preferred."""
+    tokenizer = follower.tokenizer
+    names = {id: mark for mark, id in follower.marks.items()}
+    ends = [*names, *(tokenizer.encode(text, add_special_tokens=False)[0] for text in ENDS)]
+    written = b""
+    for _ in range(most):
+        if matcher.accepting and draw.random() < 0.7:
+            break
+        allowed = follower.mask(matcher)
+        wanted = [id for id in ends if allowed[id]]
+        if not wanted or draw.random() < 0.3:
+            allowed[:20] = False  # control tokens
+            wanted = np.flatnonzero(allowed).tolist() or wanted
+        if not wanted:
+            break
+        id = draw.choice(wanted)
+        assert matcher.consume(id)
+        written += names[id].encode() if id in names else tokenizer.token_bytes(id)
+    return written.decode() if matcher.accepting else None
+
+
+ENDS = ('"', "}", "]", ")", ",", "</", "\n", "<", ">", "null", "parameter", "escape")
 
 
 def test_strict_tools_hold_a_call_once_it_begins(follower: Follower) -> None:

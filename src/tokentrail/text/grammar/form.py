@@ -10,10 +10,10 @@ from typing import Any
 
 from tokentrail.protocol import InvalidRequest, StructuredOutputsParams
 from tokentrail.text.grammar.marks import literal
+from tokentrail.text.grammar.members import MemberRules
 from tokentrail.text.grammar.source import check, source_of, sources_of
 from tokentrail.text.reasoning import ReasoningFormat
-from tokentrail.text.tool_calls import MemberGrammar, Tool, ToolFormat, ToolGrammar
-from tokentrail.text.tool_calls.parameters import members_of
+from tokentrail.text.tool_calls import Tool, ToolFormat, ToolGrammar
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _MOST_CALLS = 32
@@ -131,7 +131,13 @@ class _Rules:
             names.append(self._call(number, tool, form, form.before, strict=True))
         one = f"({' | '.join(names)})"
         more = f"({literal(form.between, self._marks)} {one}){{0,{_MOST_CALLS - 1}}}" if calls.several else ""
-        return f"{literal(form.begin, self._marks)} {one} {more} {literal(form.end, self._marks)}"
+        whole = f"{literal(form.begin, self._marks)} {one} {more} {literal(form.end, self._marks)}"
+        known = [pair for pair in form.wrappers if all(mark in self._marks for mark in pair)]
+        if not known:
+            return whole
+        self.lines.append(f"calls: {whole}\n")
+        wrapped = [f"{literal(begin, self._marks)} calls {literal(end, self._marks)}" for begin, end in known]
+        return f"(calls | {' | '.join(wrapped)})"
 
     def mixed(self, calls: Calls) -> str:
         """Text with calls in it: from what only a call begins with, it is one. Only for tools that are strict, and for
@@ -161,8 +167,9 @@ class _Rules:
             head += ' ":" NUMBER'
         head += " " + literal(form.middle, self._marks)
         if form.members is not None:
-            arguments = self._members(number, tool, form.members)
-            self.lines.append(f"call_{number}: {head} {arguments} {after}\n")
+            arguments = MemberRules(form.members, self._marks, f"call_{number}", self.lines)
+            written = arguments.of(tool.parameters, f"tools[{number}].function.parameters")
+            self.lines.append(f"call_{number}: {head} {written} {after}\n")
             return f"call_{number}"
         wanted = tool.parameters if strict and tool.parameters else _ANY_OBJECT
         field = f"tools[{number}].function.parameters"
@@ -173,26 +180,3 @@ class _Rules:
         schema.setdefault("type", "object")
         self.lines.append(f"call_{number}: {head} %json {json.dumps(schema)} {after}\n")
         return f"call_{number}"
-
-    def _members(self, number: int, tool: Tool, form: MemberGrammar) -> str:
-        """Arguments one by one, in the schema's order."""
-        pieces = []
-        for at, member in enumerate(members_of(tool.parameters) or ()):
-            head = literal(form.before + member.name + form.middle, self._marks)
-            if member.schema is not None:
-                field = f"tools[{number}].function.parameters"
-                source = source_of(StructuredOutputsParams(json=member.schema, field=field))
-                check(json.dumps({"grammars": [{"name": "argument", **source}]}), field)
-                value = f"%json {json.dumps(source['json_schema'])} {literal(form.after, self._marks)}"
-            elif member.texts:
-                texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in member.texts)
-                value = f"({texts}) {literal(form.after, self._marks)}"
-            elif any(form.after.startswith(mark) for mark in self._marks):
-                value = f"{self._text()} {literal(form.after, self._marks)}"
-            else:
-                pattern = re.escape(form.after).replace("/", r"\/").replace("\\\n", r"\n")
-                name = f"value_{number}_{at}"
-                self.lines.append(f"{name}[lazy]: /(?s:.*){pattern}/\n")
-                value = name
-            pieces.append(f"{head} {value}" if member.required else f"({head} {value})?")
-        return " ".join(pieces)

@@ -87,7 +87,7 @@ def _structural(given: str | dict[str, Any], marks: Mapping[str, int]) -> list[d
     def schema(given: Any) -> str:
         return f"%json {json.dumps(json_schema(given))}"
 
-    tag = StructuralTag(marks, schema=schema, regex=_pattern, grammar=lark)
+    tag = StructuralTag(marks, schema=schema, regex=pattern_of, grammar=lark)
     try:
         source = tag.lark(given)
     except RecursionError:
@@ -127,10 +127,10 @@ def json_schema(schema: str | dict[str, Any] | bool, whitespace: str | None = No
 
 def regex(pattern: str) -> str:
     """A grammar for what `pattern` matches as a whole."""
-    return f"start: {_pattern(pattern)}"
+    return f"start: {pattern_of(pattern)}"
 
 
-def _pattern(pattern: str) -> str:
+def pattern_of(pattern: str) -> str:
     """A regular expression in Lark's syntax. Anchors at its ends say what is so anyway."""
     from llguidance import regex_to_lark
 

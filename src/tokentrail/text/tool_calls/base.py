@@ -94,13 +94,20 @@ class ToolFormat(ABC):
 
 @dataclass(frozen=True)
 class MemberGrammar:
-    """Arguments that are written one by one: `before`, the name, `middle`, the value, `after`. Texts stand as they are,
-    other values are JSON.
+    """Arguments that are written one by one: `before`, the name, `middle`, the value, `after`, with `between` between
+    them. Texts stand as they are, other values are JSON.
     """
 
     before: str
     middle: str
     after: str
+    between: str = ""
+    quoted: bool = False
+    """Texts are JSON, too."""
+    quote: str = ""
+    """Stands around texts, also around those within other values, in which names are bare: `{name:value,…}`."""
+    not_in_texts: tuple[str, ...] = ()
+    """What a parser would take for a mark."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,8 @@ class ToolGrammar:
     """The name is a JSON string."""
     numbered: bool = False
     """A colon and a number stand behind the name."""
+    wrappers: tuple[tuple[str, str], ...] = ()
+    """Marks that may stand around all of it, where they are tokens of the vocabulary."""
     members: MemberGrammar | None = None
     """How arguments are written one by one; None: as one JSON object."""
     trigger: str = ""

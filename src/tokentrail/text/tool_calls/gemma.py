@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,18 @@ from tokentrail.text.tool_calls.base import (
     Arguments,
     CallStart,
     Event,
+    MemberGrammar,
     Text,
     Tool,
     ToolFormat,
+    ToolGrammar,
     ToolParser,
     merged,
 )
+from tokentrail.text.tool_calls.parameters import json_text
+from tokentrail.text.tool_calls.values import native_members
+
+_NAME = re.compile(r"[\w.-]+")
 
 
 class GemmaFormat(ToolFormat):
@@ -28,6 +35,14 @@ class GemmaFormat(ToolFormat):
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return GemmaParser(self.begin, self.end, self.quote)
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        if any(native_members(tool.parameters) is None or not _NAME.fullmatch(tool.name) for tool in tools):
+            return None
+        members = MemberGrammar(
+            "", ":", "", between=",", quote=self.quote, not_in_texts=(self.quote, self.end)
+        )
+        return ToolGrammar(f"{self.begin}call:", "{", f"}}{self.end}", quoted=False, members=members)
 
 
 class Gemma4Format(GemmaFormat):
@@ -93,7 +108,7 @@ class GemmaParser(ToolParser):
             try:
                 arguments = reader.value()
                 self._called = True
-                return [CallStart(name), Arguments(json.dumps(arguments, ensure_ascii=False))]
+                return [CallStart(name), Arguments(json_text(arguments))]
             except (ValueError, RecursionError):
                 pass
         return [Text(self._begin + text + (self._end if closed else ""))]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tokentrail.text.tool_calls.base import (
     Arguments,
     CallStart,
     Event,
+    MemberGrammar,
     Text,
     Tool,
     ToolFormat,
+    ToolGrammar,
     ToolParser,
     merged,
 )
+from tokentrail.text.tool_calls.parameters import json_text
+from tokentrail.text.tool_calls.values import json_members
 
 _STARTS = ("<|python_start|>", "<|tool_call_start|>", "```tool_code\n", "```tool_code")
 _ENDS = ("<|python_end|>", "<|tool_call_end|>", "```")
@@ -29,6 +35,32 @@ class PythonicFormat(ToolFormat):
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return PythonicParser({tool.name for tool in tools})
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
+        for tool in tools:
+            arguments = json_members(tool.parameters)
+            if arguments is None or not all(_is_name(part) for part in tool.name.split(".")):
+                return None
+            if not all(_is_name(member.name) for member in arguments.members):
+                return None
+        members = MemberGrammar("", "=", "", between=", ", quoted=True)
+        wrappers = ((self.markers[0], self.markers[1]), (self.markers[2], self.markers[3]))
+        return ToolGrammar(
+            "",
+            "(",
+            ")",
+            begin="[",
+            between=", ",
+            end="]",
+            quoted=False,
+            wrappers=wrappers,
+            members=members,
+        )
+
+
+def _is_name(text: str) -> bool:
+    """Python takes it for a name, and for this one."""
+    return text.isascii() and text.isidentifier() and not keyword.iskeyword(text)
 
 
 class PythonicParser(ToolParser):
@@ -138,27 +170,39 @@ def _call_end(text: str) -> int | None:
 
 def _parse(text: str) -> tuple[str, str] | None:
     """`f(a=1)` → ("f", '{"a": 1}')"""
+    text = text.strip()
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
             return None
-        values = {one.arg: _value(one.value) for one in call.keywords}
-        return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
+        values = {one.arg: _value(one.value, text) for one in call.keywords}
+        return ast.unparse(call.func), json_text(values)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def _value(node: ast.expr) -> object:
-    """A literal, where JSON's words are as good as Python's."""
+def _value(node: ast.expr, source: str) -> object:
+    """A literal, where JSON's words and texts are as good as Python's."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.List):
-        return [_value(item) for item in node.elts]
+        return [_value(item, source) for item in node.elts]
     if isinstance(node, ast.Dict):
         return {
-            str(ast.literal_eval(key)): _value(value)
+            str(_value(key, source)): _value(value, source)
             for key, value in zip(node.keys, node.values, strict=True)
             if key is not None
         }
     value = ast.literal_eval(node)
+    if isinstance(value, str):
+        return _text(value, ast.get_source_segment(source, node) or "")
     return list(value) if isinstance(value, (tuple, set)) else value
+
+
+def _text(value: str, written: str) -> str:
+    """A text that is written as JSON says something else in JSON: `\\/`, and halves of characters behind `\\u`."""
+    if "\\" not in written:
+        return value
+    with suppress(ValueError):
+        value = str(json.loads(written))
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

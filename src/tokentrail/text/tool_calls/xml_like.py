@@ -18,7 +18,8 @@ from tokentrail.text.tool_calls.base import (
     ToolParser,
     merged,
 )
-from tokentrail.text.tool_calls.parameters import ObjectWriter, members_of, typed
+from tokentrail.text.tool_calls.parameters import ObjectWriter, typed
+from tokentrail.text.tool_calls.values import DEFINITIONS, bare_members
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -33,7 +34,8 @@ class GlmFormat(ToolFormat):
         return _GlmParser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
-        members = MemberGrammar("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+        inside = (*_GlmParser.INSIDE, _END)
+        members = MemberGrammar("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", not_in_texts=inside)
         return _by_members(
             tools, ToolGrammar(_BEGIN, "\n", _END, between="\n", quoted=False, members=members)
         )
@@ -78,7 +80,8 @@ class MiniMaxFormat(ToolFormat):
 
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar | None:
         begin, end = self.markers
-        members = MemberGrammar('<parameter name="', '">', "</parameter>\n")
+        inside = (*_MiniMaxParser.INSIDE, end)
+        members = MemberGrammar('<parameter name="', '">', "</parameter>\n", not_in_texts=inside)
         return _by_members(
             tools,
             ToolGrammar(
@@ -102,14 +105,16 @@ def _function_grammar(tools: Sequence[Tool], begin: str, end: str) -> ToolGramma
             f"</function>\n{end}",
             between="\n",
             quoted=False,
-            members=MemberGrammar("<parameter=", ">\n", "\n</parameter>\n"),
+            members=MemberGrammar(
+                "<parameter=", ">\n", "\n</parameter>\n", not_in_texts=(*_QwenCoderParser.INSIDE, end)
+            ),
         ),
     )
 
 
 def _by_members(tools: Sequence[Tool], grammar: ToolGrammar) -> ToolGrammar | None:
     """None where some arguments cannot be written one by one and still be held to their schemas."""
-    return grammar if all(members_of(tool.parameters) is not None for tool in tools) else None
+    return grammar if all(bare_members(tool.parameters) is not None for tool in tools) else None
 
 
 class _XmlLikeParser(ToolParser):
@@ -132,6 +137,7 @@ class _XmlLikeParser(ToolParser):
         """The mark before the text at hand."""
         self._content = ""
         self._properties: dict[str, Any] = {}
+        self._definitions: dict[str, Any] = {}
         self._named = False
         self._several = False
         """Calls between these marks have ended before."""
@@ -191,10 +197,13 @@ class _XmlLikeParser(ToolParser):
         schema = self._schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, dict) else None
         self._properties = properties if isinstance(properties, dict) else {}
+        self._definitions = {key: schema[key] for key in DEFINITIONS if key in schema} if schema else {}
         return [CallStart(name)]
 
     def _argument(self, key: str, text: str) -> list[Event]:
-        return [Arguments(self._writer.member(key, typed(text, self._properties.get(key))))]
+        return [
+            Arguments(self._writer.member(key, typed(text, self._properties.get(key), self._definitions)))
+        ]
 
     def _outside(self, text: str) -> list[Event]:
         text = self._space + text
