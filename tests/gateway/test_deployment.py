@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from tokentrail.cli.app import app
 from tokentrail.gateway import ConfigError, Gateway
 from tokentrail.gateway.config import load, parse, schema
+from tokentrail.gateway.filters.building import RuleBuilder
+from tokentrail.gateway.watching import Watch
 
 GOOD = """
 filters:
@@ -52,9 +55,9 @@ def test_a_good_file_is_understood(tmp_path: Path) -> None:
          "deploy.yaml:5: filters[0].colour: there is no such setting."),
         ("filter: []\n", "deploy.yaml:1: filter: there is no such setting."),
         ("filters:\n  - name: x\n    action: mask\n",
-         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal."),
+         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal, hook, moderation."),
         ("filters:\n  - name: x\n    action: mask\n    words: [a]\n    pattern: b\n",
-         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal, not words and pattern."),
+         "deploy.yaml:2: filters[0]: give one of words, words_file, pattern, personal, hook, moderation, not words"),
         ("filters:\n  - words: [a]\n    action: mask\n", "deploy.yaml:2: filters[0].name: must be given."),
         ("filters:\n  - name: x\n    words: a\n    action: mask\n",
          "deploy.yaml:3: filters[0].words: must be list, not 'a'."),
@@ -140,3 +143,45 @@ def test_the_commands(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["config", "schema"])
     assert json.loads(result.output) == schema()
     assert "filters" in schema()["properties"]
+
+
+def test_word_lists_that_change_are_told_once_and_others_stay(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("zebra", encoding="utf-8")
+    settings = parse(
+        "filters: [{name: a, words_file: words.txt, action: block}, {name: b, words: [c], action: block}]"
+    ).filters
+    builder = RuleBuilder(tmp_path)
+    first = builder.build(settings)
+    assert not builder.files_changed()
+    assert [one is other for one, other in zip(first, builder.build(settings), strict=True)] == [True, True]
+    words.write_text("zebras", encoding="utf-8")
+    assert builder.files_changed()
+    assert not builder.files_changed()
+    second = builder.build(settings)
+    assert [one is other for one, other in zip(first, second, strict=True)] == [False, True]
+    words.unlink()
+    assert not builder.files_changed()
+    words.write_bytes(b"\xff\xff")
+    assert builder.files_changed()
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        builder.build(settings)
+    assert not builder.files_changed()
+
+
+async def test_changes_are_applied_and_mistakes_survived() -> None:
+    applied = asyncio.Event()
+    calls = 0
+
+    def apply() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ConfigError("a mistake")
+        loop.call_soon_threadsafe(applied.set)
+
+    loop = asyncio.get_running_loop()
+    watch = Watch(lambda: True, apply, interval=0.001)
+    watch.start()
+    await asyncio.wait_for(applied.wait(), 20)
+    await watch.aclose()

@@ -69,6 +69,12 @@ def check(
         print(f"  ledger: rows are kept {kept}; while the database fails: {ledger.on_failure}")
     if (prices := gateway.settings.prices) is not None:
         print(f"  prices: of {len(prices.models)} models, in {prices.currency}")
+    for one in gateway.settings.filters:
+        if (asked := one.hook or one.moderation) is not None:
+            kind = "hook" if one.hook is not None else "moderation"
+            sides = " and ".join({"input": "prompts", "output": "answers"}[side] for side in one.applies_to)
+            what = one.action or "as it says"
+            print(f"  {kind} {one.name}: {what} in {sides}; without a verdict: {asked.on_failure}")
     if (cache := gateway.settings.cache) is not None:
         where = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
         outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""

@@ -6,29 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
-
-import msgspec
 
 from tokentrail.answer import (
     Answer,
     AnswerRequest,
     Backend,
     CallPiece,
-    ChatPrompt,
     Chunk,
     EmbeddingRequest,
     Embeddings,
-    InfillPrompt,
     Prompt,
     Stage,
-    TextPrompt,
     TokenLogprob,
-    TokensPrompt,
 )
 from tokentrail.gateway.filters import Action, Finding, Rule, StreamFilter, filtered
 from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
+from tokentrail.gateway.prompt_texts import field_of, ids_of, texts_of, with_texts
 from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest
 
@@ -38,8 +33,6 @@ FLAGGED = "x-tokentrail-flagged"
 """The header that names the rules which found something and let it pass."""
 _LONG = 20_000
 """Characters of a prompt from which looking through it may hold up other streams, and goes to a thread."""
-_NAMES = frozenset({"role", "type", "id", "tool_call_id"})
-"""What stands in messages and is no text of anybody's."""
 
 
 class ContentFiltered(InvalidRequest):
@@ -81,7 +74,7 @@ class FilteringBackend(ForwardingBackend):
         """Mask in place, refuse, or return the names of the rules that flag."""
         if not rules:
             return []
-        if sum(len(text) for prompt in prompts for text in _texts(prompt)) < _LONG:
+        if sum(map(_length, prompts)) < _LONG:
             return self._checked(prompts, rules)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._checked, prompts, rules)
@@ -89,7 +82,7 @@ class FilteringBackend(ForwardingBackend):
     def _checked(self, prompts: list[Prompt], rules: list[Rule]) -> list[str]:
         found: list[Finding] = []
         for number, prompt in enumerate(prompts):
-            field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+            field = field_of(prompt)
 
             def clean(text: str, field: str = field) -> str:
                 masked, stream = filtered(rules, text)
@@ -108,31 +101,17 @@ class FilteringBackend(ForwardingBackend):
         return list(dict.fromkeys(one.rule.name for one in found if one.rule.action is Action.FLAG))
 
     def _cleaned(self, prompt: Prompt, clean: Callable[[str], str]) -> Prompt:
-        if isinstance(prompt, TextPrompt):
-            return msgspec.structs.replace(prompt, text=clean(prompt.text))
-        if isinstance(prompt, InfillPrompt):
-            prefix = prompt.prefix
-            prefix = clean(prefix) if isinstance(prefix, str) else self._cleaned_tokens(prefix, clean)
-            return InfillPrompt(prefix, clean(prompt.suffix))
-        if isinstance(prompt, TokensPrompt):
-            return TokensPrompt(self._cleaned_tokens(prompt.token_ids, clean))
-        return msgspec.structs.replace(
-            prompt,
-            messages=_map_texts(prompt.messages, clean),
-            tools=_map_texts(prompt.tools, clean),
-            template_kwargs=_map_texts(prompt.template_kwargs, clean),
-            # Whoever may bring a template can write the prompt with it.
-            template=_map_texts(prompt.template, clean),
-        )
+        if (ids := ids_of(prompt)) is not None:
+            self._check_tokens(ids, clean)
+        return with_texts(prompt, clean)
 
-    def _cleaned_tokens(self, ids: list[int], clean: Callable[[str], str]) -> list[int]:
+    def _check_tokens(self, ids: list[int], clean: Callable[[str], str]) -> None:
         text = self.inner.detokenize(ids)
         if clean(text) != text:
             raise ContentFiltered(
                 "The prompt has something that must be masked, which token ids cannot be: send it as text.",
                 param="prompt",
             )
-        return ids
 
 
 def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
@@ -140,6 +119,13 @@ def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
     for name, action in {(one.rule.name, one.rule.action.value) for one in found}:
         metrics.filter_matches[name, side, action] += 1
         log.info("the filter %r found something in the %s: %s", name, side, action)
+
+
+def add_flags(headers: dict[str, str], names: Sequence[str]) -> None:
+    """Name rules that found something and let it pass."""
+    for name in (quote(name, safe=" .:/-") for name in names):  # headers are ASCII
+        told = headers.get(FLAGGED)
+        headers[FLAGGED] = name if told is None else f"{told}, {name}"
 
 
 class FilteredAnswer(ForwardingAnswer):
@@ -223,9 +209,7 @@ class FilteredAnswer(ForwardingAnswer):
         return passed
 
     def _flag(self, names: Sequence[str]) -> None:
-        for name in (quote(name, safe=" .:/-") for name in names):  # headers are ASCII
-            told = self.headers.get(FLAGGED)
-            self.headers[FLAGGED] = name if told is None else f"{told}, {name}"
+        add_flags(self.headers, names)
 
 
 class _Tokens(NamedTuple):
@@ -352,32 +336,5 @@ class _ChoiceFilter:
         return ids, logprobs
 
 
-def _texts(prompt: Prompt) -> Iterator[str]:
-    if isinstance(prompt, TextPrompt):
-        yield prompt.text
-    elif isinstance(prompt, InfillPrompt):
-        yield from (prefix if isinstance(prefix := prompt.prefix, str) else " " * len(prefix), prompt.suffix)
-    elif isinstance(prompt, ChatPrompt):
-        yield from _strings([prompt.messages, prompt.tools, prompt.template_kwargs, prompt.template])
-    else:
-        yield " " * len(prompt.token_ids)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in _NAMES:
-                yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: inner if key in _NAMES else _map_texts(inner, change) for key, inner in value.items()}
-    return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value
+def _length(prompt: Prompt) -> int:
+    return sum(map(len, texts_of(prompt))) + len(ids_of(prompt) or ())

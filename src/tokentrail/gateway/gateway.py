@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import TYPE_CHECKING
 
 from tokentrail.answer import Backend
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
-from tokentrail.gateway.config import Deployment, LocalModel, RemoteModel, load
+from tokentrail.gateway.config import Deployment, FilterSettings, LocalModel, RemoteModel, load
 from tokentrail.gateway.database import open_database
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
-from tokentrail.gateway.filters.building import build_rules
+from tokentrail.gateway.filters.building import RuleBuilder
+from tokentrail.gateway.judges import JudgeRule, JudgingBackend
+from tokentrail.gateway.judges.building import build_judges
 from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
 from tokentrail.gateway.observing import Observer, ObservingBackend
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.gateway.routing import RoutingBackend, check_routes
 from tokentrail.gateway.routing.metrics import target_families
+from tokentrail.gateway.watching import Watch
 from tokentrail.journey import JourneyStore
 from tokentrail.observability import STDOUT, AccessLog, Metrics, Traffic
 from tokentrail.observability.tracing import Sampler, SpanExporter, sampling_ratio
@@ -42,6 +46,8 @@ class Gateway:
     def __init__(self, path: str | Path) -> None:
         """Raises `ConfigError`."""
         self.path = Path(path)
+        self._builder = RuleBuilder(self.path.parent)
+        self._reloading = threading.Lock()
         self.settings, self.rules = self._read()
         settings = self.settings
         self.keys = None if settings.keys is None else KeyRing(settings.keys, settings.tenants)
@@ -49,6 +55,10 @@ class Gateway:
         self.key_refresher: Refresher | None = None
         self._access_log: AccessLog | None = None
         self._filtering: FilteringBackend | None = None
+        self._judging: JudgingBackend | None = None
+        self._models: Backend | None = None
+        """Who answers behind the filters."""
+        self._judge_rules: dict[str, tuple[FilterSettings, JudgeRule]] = {}
         self._caching: CachingBackend | None = None
         self.routing: RoutingBackend | None = None
         """Who answers; None: the file lists no models."""
@@ -153,6 +163,11 @@ class Gateway:
             self._caching = backend = CachingBackend(backend, cache)
             if self.routing is not None:
                 self.routing.kept = cache.stale
+        self._models = backend
+        watch = Watch(self._builder.files_changed, self._reload_lists)
+        watch.start()
+        self._closers.append(watch.aclose)
+        self._judging = backend = JudgingBackend(backend, self._judges(), metrics)
         # What the cache keeps is filtered by the rules of the day.
         self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
         if self.ledger is not None:
@@ -197,6 +212,27 @@ class Gateway:
         except OSError as error:
             raise TokentrailError(f"access_log: {path} cannot be written: {error.strerror}.") from None
 
+    @property
+    def judges(self) -> list[JudgeRule]:
+        """Rules that ask somebody else."""
+        return [] if self._judging is None else self._judging.rules
+
+    def _judges(self) -> list[JudgeRule]:
+        """Judges whose settings are the same stay."""
+
+        def models() -> Backend:
+            assert self._models is not None
+            return self._models
+
+        kept = {name: judge for name, judge in self._judge_rules.items() if judge[0] in self.settings.filters}
+        new = [one for one in self.settings.filters if one.name not in kept]
+        for judge in build_judges(new, models):
+            (settings,) = (one for one in new if one.name == judge.name)
+            kept[judge.name] = settings, judge
+            self._closers.append(judge.judge.aclose)
+        self._judge_rules = kept
+        return [kept[one.name][1] for one in self.settings.filters if one.name in kept]
+
     def _response_cache(self, journeys: JourneyStore, metrics: Metrics) -> ResponseCache | None:
         settings = self.settings.cache
         if settings is None:
@@ -225,12 +261,16 @@ class Gateway:
         """
         if self._access_log is not None:
             self._access_log.reopen()
-        settings, rules = self._read()
-        if self.routing is not None and self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._apply_routes(self.routing, settings), self._loop).result()
-        self.settings, self.rules = settings, rules
-        if self._filtering is not None:
-            self._filtering.rules = self.rules
+        with self._reloading:
+            settings, rules = self._read()
+            if self.routing is not None and self._loop is not None:
+                applying = self._apply_routes(self.routing, settings)
+                asyncio.run_coroutine_threadsafe(applying, self._loop).result()
+            self.settings, self.rules = settings, rules
+            if self._filtering is not None:
+                self._filtering.rules = self.rules
+            if self._judging is not None:
+                self._judging.rules = self._judges()
         if self.keys is not None and self.settings.keys is not None:
             self.keys.apply(self.settings.keys, self.settings.tenants)
         if self.settings.ledger is not None and self.ledger is not None:
@@ -257,7 +297,15 @@ class Gateway:
     def _read(self) -> tuple[Deployment, list[Rule]]:
         settings = load(self.path)
         check_routes(settings)
-        return settings, build_rules(settings.filters, self.path.parent)
+        return settings, self._builder.build(settings.filters)
+
+    def _reload_lists(self) -> None:
+        """Word lists are other ones now."""
+        with self._reloading:
+            self.rules = self._builder.build(self.settings.filters)
+            if self._filtering is not None:
+                self._filtering.rules = self.rules
+        log.info("word lists are read again: %d filters", len(self.rules))
 
 
 def _in_thread(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

@@ -31,6 +31,8 @@ class Metrics:
         self.http: dict[tuple[str, str, int], int] = {}
         self.filter_matches: Counter[tuple[str, str, str]] = Counter()
         """By rule, side (input or output) and action."""
+        self.filter_failures: Counter[str] = Counter()
+        """Times that a rule could not be asked, by its name."""
         self.response_cache: Counter[str] = Counter()
         """Questions that could have been known: hit or miss; stale: answers that stood in when nobody could answer."""
         self.upstream_failures: Counter[tuple[str, str]] = Counter()
@@ -182,6 +184,13 @@ class Metrics:
             )
             for (target, reason), count in sorted(self.upstream_failures.items()):
                 failures.add_metric([target, reason.removeprefix("upstream_")], count)
+            yield failures
+        if self.filter_failures:
+            failures = CounterMetricFamily(
+                "tokentrail_filter_failures", "Rules that could not be asked", labels=["rule"]
+            )
+            for rule, count in sorted(self.filter_failures.items()):
+                failures.add_metric([rule], count)
             yield failures
         if self.response_cache:
             known = CounterMetricFamily(

@@ -7,10 +7,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tokentrail.gateway.config.base import Name, Settings
+from tokentrail.gateway.config.judges import HookSettings, ModerationSettings
 
 
 class FilterSettings(Settings):
-    """One rule: what is looked for (one of words, words_file, pattern and personal), where, and what happens then."""
+    """One rule: what is looked for (one of words, words_file, pattern, personal, hook and moderation), where, and what
+    happens then.
+    """
 
     name: Name = Field(description="Told in logs and metrics, and to clients whose request is refused.")
     words: list[str] | None = Field(None, description="Words and phrases, found however they are disguised.")
@@ -31,7 +34,11 @@ class FilterSettings(Settings):
     personal: list[Literal["email", "phone", "identity_card", "bank_card", "key"]] | None = Field(
         None, description="Kinds of personal data."
     )
-    action: Literal["block", "mask", "flag", "log"]
+    hook: HookSettings | None = Field(None, description="An HTTP endpoint that judges.")
+    moderation: ModerationSettings | None = Field(None, description="A model that judges.")
+    action: Literal["block", "mask", "flag", "log"] | None = Field(
+        None, description="Must be given, but for hooks: without it, what is done is what the hook says."
+    )
     applies_to: list[Literal["input", "output"]] = Field(["input", "output"], min_length=1)
     replacement: str | None = Field(
         None,
@@ -44,7 +51,7 @@ class FilterSettings(Settings):
 
     @model_validator(mode="after")
     def _one_kind(self) -> FilterSettings:
-        kinds = ("words", "words_file", "pattern", "personal")
+        kinds = ("words", "words_file", "pattern", "personal", "hook", "moderation")
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -55,6 +62,8 @@ class FilterSettings(Settings):
                 continue
             if kind is not None and not given[0].startswith(kind):
                 raise ValueError(f"{option} is for {kind}, and this rule has {given[0]}")
-            if option == "replacement" and self.action != "mask":
+            if option == "replacement" and self.action != "mask" and given[0] != "hook":
                 raise ValueError(f"replacement is for the action mask, not {self.action}")
+        if self.action is None and given[0] != "hook":
+            raise ValueError("action must be given: block, mask, flag or log")
         return self

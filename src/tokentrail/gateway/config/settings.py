@@ -92,6 +92,17 @@ class Deployment(Settings):
         return self
 
     @model_validator(mode="after")
+    def _judges_are_there(self) -> Deployment:
+        names = {one.name for one in (*self.models, *self.routes)}
+        for rule in self.filters:
+            asked = rule.moderation
+            if names and asked is not None and asked.url is None and asked.model not in names:
+                raise ValueError(
+                    f"the filter {rule.name!r} asks the model {asked.model!r}, which is not in this file"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _content_goes_somewhere(self) -> Deployment:
         if self.log_content and self.access_log is None and self.tracing is None:
             raise ValueError(

@@ -15,9 +15,50 @@ from tokentrail.gateway.filters.words import WordList
 _LARGEST = 256 * 1024 * 1024
 
 
-def build_rules(settings: Sequence[FilterSettings], folder: Path) -> list[Rule]:
-    """`folder`: where files are, if their paths are relative. Raises `ConfigError`."""
-    return [_rule(one, f"filters[{at}]", folder) for at, one in enumerate(settings)]
+_Stamp = tuple[int, int, int]
+
+
+class RuleBuilder:
+    """Rules from settings. Those whose settings and files are the same as the last time stay."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where files are, if their paths are relative."""
+        self._folder = folder
+        self._built: list[tuple[FilterSettings, _Stamp | None, Rule]] = []
+        self._told: list[_Stamp | None] = []
+        """Of which files it was told last that they have changed."""
+
+    def build(self, settings: Sequence[FilterSettings]) -> list[Rule]:
+        """Raises `ConfigError`; what was built before is as it was, then."""
+        built = []
+        for at, one in enumerate(settings):
+            if one.hook is not None or one.moderation is not None:
+                continue
+            stamp = self._stamp(one)
+            same = (rule for before, then, rule in self._built if (before, then) == (one, stamp))
+            built.append((one, stamp, next(same, None) or _rule(one, f"filters[{at}]", self._folder)))
+        self._built = built
+        return [rule for _, _, rule in built]
+
+    def files_changed(self) -> bool:
+        """Whether a file is not any more what a rule was built from; of each change it is told once. A file that is
+        gone has not changed: it may just be on its way.
+        """
+        stamps = [self._stamp(settings) for settings, _, _ in self._built]
+        changed = any(
+            now is not None and now != then for now, (_, then, _) in zip(stamps, self._built, strict=True)
+        )
+        told, self._told = self._told, stamps
+        return changed and told != stamps
+
+    def _stamp(self, settings: FilterSettings) -> _Stamp | None:
+        if settings.words_file is None:
+            return None
+        try:
+            status = (self._folder / settings.words_file).stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _rule(settings: FilterSettings, where: str, folder: Path) -> Rule:

@@ -15,6 +15,7 @@ from tokentrail.server.schemas import List
 
 if TYPE_CHECKING:
     from tokentrail.gateway.filters import Rule
+    from tokentrail.gateway.judges import JudgeRule
     from tokentrail.server.state import ServerState
 
 _MOST = 1024
@@ -69,10 +70,10 @@ class Moderation(msgspec.Struct):
     results: list[ModerationResult]
 
 
-async def moderate(body: ModerationRequest, state: ServerState) -> Moderation:
-    """What the filters for prompts find, in OpenAI's form: a score is 1 or 0, for rules know no more."""
+async def moderate(body: ModerationRequest, state: ServerState, tenant: str = "") -> Moderation:
+    """What the filters find, in OpenAI's form. A score is 1 or 0 where a rule knows no more."""
     gateway = state.gateway
-    if gateway is None or not gateway.rules:
+    if gateway is None or not (gateway.rules or gateway.judges):
         raise HTTPError(
             404,
             "This server has no filters: a deployment file (--config) lists them under `filters`.",
@@ -80,9 +81,30 @@ async def moderate(body: ModerationRequest, state: ServerState) -> Moderation:
             code="no_filters",
         )
     texts = _texts(body)
+    rules, judges = gateway.rules, gateway.judges
     loop = asyncio.get_running_loop()
-    results = await loop.run_in_executor(None, lambda: [_result(gateway.rules, text) for text in texts])
+    results = await loop.run_in_executor(None, lambda: [_result(rules, text) for text in texts])
+    if judges:
+        await asyncio.gather(
+            *(_judge(judges, text, made, tenant) for text, made in zip(texts, results, strict=True))
+        )
     return Moderation(f"modr-{uuid.uuid4().hex}", body.model or "tokentrail-filters", results)
+
+
+async def _judge(judges: list[JudgeRule], text: str, result: ModerationResult, tenant: str) -> None:
+    """Add what judges say."""
+    from tokentrail.gateway.judges import Matter
+    from tokentrail.gateway.judges.rules import verdict_of
+
+    for rule in judges:
+        verdict = await verdict_of(rule, Matter(text=text, direction="input", rule=rule.name, tenant=tenant))
+        found = set() if verdict.verdict == "allow" else set(verdict.categories or [rule.category])
+        for name in {rule.category, *verdict.scores, *found}:
+            result.categories[name] = result.categories.get(name, False) or name in found
+            score = max(result.category_scores.get(name, 0.0), verdict.scores.get(name, float(name in found)))
+            result.category_scores[name] = score
+            result.category_applied_input_types[name] = ["text"] if result.categories[name] else []
+        result.flagged |= bool(found)
 
 
 def _texts(body: ModerationRequest) -> list[str]:
