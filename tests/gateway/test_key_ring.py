@@ -217,7 +217,7 @@ tenants:
         ("{listed: [{name: a}]}", "keys.listed[0]: give one of key and hash."),
         ("{listed: [{name: a, hash: abc}]}", "keys.listed[0]: hash must be sha256: and 64 hexadecimal digits"),
         ("{listed: [{name: key_a, key: 0123456789abcdef}]}", "keys.listed[0].name: must not begin with key_"),
-        ("{listed: [{name: a, key: short-secret}]}", "keys.listed[0].key: "),
+        ("{listed: [{name: a, key: short-secret}]}", "keys.listed[0].key: must have 16 to 512 characters, and has 12."),
         ("{listed: [{name: a, key: 0123456789abcdef, endpoints: [all]}]}", "keys.listed[0].endpoints[0]: must be"),
         ("{pepper: short-secret}", "keys.pepper: "),
         ("{listed: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdef}]}", "keys: two keys are called"),

@@ -15,6 +15,8 @@ import typer
 
 from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve, usage
 from tokentrail.cli.help import CONTEXT
+from tokentrail.cli.hiding import hide_keys
+from tokentrail.cli.options import note
 from tokentrail.cli.terminal import write_anywhere
 from tokentrail.protocol.errors import TokentrailError
 
@@ -69,6 +71,8 @@ def _fail(text: str, code: int, *, lines: bool = False) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
     write_anywhere()
+    if any(word.startswith("--api-key") for word in sys.argv) and not hide_keys():
+        note("a key on a command line can be seen by everybody on this machine: use TOKENTRAIL_API_KEY")
     try:
         result = app(args=arguments, prog_name="tokentrail", standalone_mode=False)
         sys.stdout.flush()

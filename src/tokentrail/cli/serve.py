@@ -85,8 +85,8 @@ class ServerOptions:
             metavar="KEY...",
             envvar=KEY_VARIABLE,
             show_envvar=True,
-            help="Keys that clients must send one of. A key given here can be seen in process listings: "
-            "prefer the environment variable or a file.",
+            help="Keys that clients must send one of. A key given here is seen in process listings while the "
+            "program starts: prefer the environment variable or a file.",
             rich_help_panel=API,
         ),
     ] = None
@@ -410,12 +410,13 @@ def serve(
     if engine.model is None and model_file is None:
         _check_lists(server)
     keys = server.keys()
-    models = None
+    models, in_file = None, False
     if server.config is not None:
         from tokentrail.cli.models import check_alone, served_models
         from tokentrail.gateway.config import load
 
         deployment = load(server.config)
+        in_file = deployment.keys is not None
         if deployment.models:
             given = model_file or engine.model
             check_alone(deployment, given, engine, texts, _words(server.served_model_name))
@@ -461,7 +462,7 @@ def serve(
         log_requests=server.log_requests,
         deployment=server.config,
     )
-    if not config.api_keys and not is_loopback(config.host):
+    if not (config.api_keys or in_file) and not is_loopback(config.host):
         note(
             f"--host {config.host or repr('')}: everyone who can reach this machine may use the server; "
             f"--api-key-file or {KEY_VARIABLE} lets in only those who have a key."

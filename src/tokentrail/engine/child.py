@@ -219,6 +219,7 @@ async def _either(*futures: asyncio.Future[Any]) -> None:
 def _environment() -> dict[str, str]:
     """Ours; and where we do not import from the working directory, the child must not either (`-m` would)."""
     environment = dict(os.environ)
+    environment.pop("TOKENTRAIL_API_KEY", None)  # who may ask is not its business
     if sys.path[:1] not in ([""], [os.getcwd()]):
         environment["PYTHONSAFEPATH"] = "1"
     return environment

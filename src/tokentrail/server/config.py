@@ -104,6 +104,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: bool = True
     """One line per answered request (never its text)."""
 
+    def __repr__(self) -> str:
+        """Without keys: it may end up in a log."""
+        fields = (
+            f"{name}={len(self.api_keys)} keys" if name == "api_keys" else f"{name}={getattr(self, name)!r}"
+            for name in self.__struct_fields__
+        )
+        return f"ServerConfig({', '.join(fields)})"
+
     @property
     def wants_tls(self) -> bool:
         """Some flag of TLS was given."""

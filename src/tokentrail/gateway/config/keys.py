@@ -18,7 +18,7 @@ ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 DEFAULT_TENANT = "default"
-SHORTEST = 16
+SHORTEST, _LONGEST = 16, 512
 """Characters of a key or a pepper that somebody chose."""
 
 
@@ -34,6 +34,13 @@ def _key_name(name: str) -> str:
     return _plain_name(name)
 
 
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if not SHORTEST <= len(secret) <= _LONGEST:
+        raise ValueError(f"must have {SHORTEST} to {_LONGEST} characters, and has {len(secret)}")
+    return secret
+
+
+Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 TenantName = Annotated[str, AfterValidator(_plain_name)]
 ModelPattern = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -63,9 +70,7 @@ class ListedKey(KeyScope):
     name: Annotated[str, AfterValidator(_key_name)] = Field(
         description="Its id: told in logs, metrics and usage."
     )
-    key: SecretStr | None = Field(
-        None, min_length=SHORTEST, max_length=512, description="What clients send; best from ${A_VARIABLE}."
-    )
+    key: Secret | None = Field(None, description="What clients send; best from ${A_VARIABLE}.")
     hash: str | None = Field(None, description="sha256: and the SHA-256 of the key, in hexadecimal digits.")
     expires: AwareDatetime | date | None = Field(
         None, description="A moment (2027-01-31T12:00:00Z), or the day at whose beginning, in UTC, it ends."
@@ -95,10 +100,8 @@ class KeysSettings(Settings):
         True,
         description="Let in the keys in `database`, too, which `tokentrail keys` and the admin API manage.",
     )
-    pepper: SecretStr | None = Field(
+    pepper: Secret | None = Field(
         None,
-        min_length=SHORTEST,
-        max_length=512,
         description="A secret that digests in the database are made with, so that who copies the database alone can "
         "check no key against it. Whoever changes it makes all of those keys invalid.",
     )
