@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 class IdleRunner:
     """Draws a few ordinary tokens of the demo model's vocabulary in turn."""
 
+    pause = 0.02
+    """Seconds that a step takes."""
+
     def __init__(self, config: EngineConfig, *, progress: object = None) -> None:
         from tokentrail.protocol import EngineInfo
 
@@ -55,7 +58,7 @@ class IdleRunner:
     def execute(self, batch: Batch) -> SampledRows:
         from tokentrail.engine.batch import SampledRows
 
-        time.sleep(0.02)
+        time.sleep(self.pause)
         self._steps += 1
         rows = len(batch.logit_rows)
         width = int(batch.sampling.num_top.max(initial=0))
