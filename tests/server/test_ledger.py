@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from scripted_server import MODEL, MakeServer, ScriptedServer
 
@@ -140,10 +141,39 @@ def test_embeddings(ledgered: MakeLedgered) -> None:
     assert row["prompt_tokens"] == usage["prompt_tokens"] > 0
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Nobody else can write."""
-    with contextlib.closing(sqlite3.connect(folder / "tokentrail.db", isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
+def test_tenants_see_their_own_usage(make_server: MakeServer, tmp_path: Path) -> None:
+    file = tmp_path / "deploy.yaml"
+    file.write_text(
+        "ledger: {}\nprices: {models: {demo: {input: 1, output: 1}}}\n"
+        "keys: {listed: [{name: a, tenant: one, key: ka ka ka ka ka ka}, "
+        "{name: b, tenant: two, key: kb kb kb kb kb kb, endpoints: [completions]}, "
+        "{name: root, tenant: ops, key: kr kr kr kr kr kr, admin: true}]}\n"
+    )
+    server = make_server(deployment=str(file))
+
+    def get(path: str, key: str) -> httpx.Response:
+        return server.get(path, headers={"authorization": "Bearer " + " ".join([key] * 6)})
+
+    for key, tokens in (("ka", 3), ("ka", 4), ("kb", 5)):
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": tokens}
+        assert (
+            server.post("/v1/completions", body, authorization="Bearer " + " ".join([key] * 6)).status_code
+            == 200
+        )
+    (line,) = get("/v1/usage?by=model", "ka").json()["data"]
+    assert (line["model"], line["requests"], line["output_tokens"]) == (MODEL, 2, 7)
+    assert "tenant" not in line
+    (line,) = get("/v1/usage?by=tenant,key&tenant=one", "kb").json()["data"]
+    assert (line["tenant"], line["key"], line["output_tokens"]) == ("two", "b", 5)
+    lines = get("/admin/v1/usage?by=tenant", "kr").json()["data"]
+    assert [(line["tenant"], line["requests"]) for line in lines] == [("one", 2), ("two", 1)]
+    assert float(lines[0]["cost"]) == (lines[0]["prompt_tokens"] + 7) / 1e6
+    assert (
+        len(get("/admin/v1/usage?by=tenant&tenant=two&from=2020-01-01&to=2100-01-01", "kr").json()["data"])
+        == 1
+    )
+    assert get("/admin/v1/usage", "ka").status_code == 403
+    for query, param in (("by=text", "by"), ("from=now", "from"), ("fro=2026-01-01", "fro"),
+                         ("from=2026-01-02&to=2026-01-01", "to")):  # fmt: skip
+        answer = get(f"/v1/usage?{query}", "ka")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

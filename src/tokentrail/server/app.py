@@ -51,6 +51,10 @@ def create_app(state: ServerState) -> FastAPI:
     if state.gateway is not None:
         from tokentrail.server import admin
 
+        if state.gateway.settings.ledger is not None:
+            from tokentrail.server import usage
+
+            app.include_router(usage.create_router(state.gateway))
         if (routes := admin.create_router(state)) is not None:
             app.include_router(routes)
     shapes = {anthropic.PREFIX: anthropic_shape, **_add_dialects(app, state)}

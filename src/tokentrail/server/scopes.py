@@ -33,6 +33,7 @@ _PATHS = {
 """Paths, and beginnings of paths that end at a slash."""
 _FREE = {
     "/v1/models",
+    "/v1/usage",
     "/api/tags",
     "/api/ps",
     "/api/show",
@@ -41,7 +42,7 @@ _FREE = {
     "/info",
     "/openapi.json",
 }
-"""What every key may ask: which models there are, and how to talk to them."""
+"""What every key may ask: which models there are, how to talk to them, and what its tenant has used."""
 OTHER = "any other"
 ADMIN = "/admin/"
 

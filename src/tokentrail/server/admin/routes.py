@@ -25,6 +25,7 @@ from tokentrail.gateway.keys.views import (
     view_tenant,
 )
 from tokentrail.protocol import InvalidRequest
+from tokentrail.server import usage
 from tokentrail.server.admin.requests import ChangeKey, ChangeTenant, CreateKey, CreateTenant, RotateKey
 from tokentrail.server.body import read_body, refuse_foreign_pages
 from tokentrail.server.openapi import answers, json_body, query
@@ -71,6 +72,8 @@ def create_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(prefix="/admin/v1", tags=["admin"])
     _add_keys(router, gateway)
     _add_tenants(router, gateway)
+    if gateway.settings.ledger is not None:
+        usage.add_to_admin(router, gateway)
     return router
 
 
