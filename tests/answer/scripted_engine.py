@@ -91,6 +91,9 @@ class ScriptedEngine:
         self._step_listeners: list[Callable[[StepRecord, list[Delta]], None]] = []
         self._resume_listeners: list[Callable[[list[str]], None]] = []
 
+    async def block_states(self) -> list[bytes]:
+        return [bytes([2] * len(self.running) + [0] * (100 - len(self.running)))]
+
     def add_step_listener(self, listener: Callable[[StepRecord, list[Delta]], None]) -> None:
         self._step_listeners.append(listener)
 

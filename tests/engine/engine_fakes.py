@@ -251,7 +251,10 @@ class FakeRunner:
                 if position:
                     before = int(self._kv[table[(position - 1) // size] * size + (position - 1) % size])
                 self._kv[slot] = stored(before, tokens[row], position)
-        result = self._sample(self._look(batch, batch.logit_rows), batch.sampling)
+        rows = self._look(batch, batch.logit_rows)
+        result = self._sample(rows, batch.sampling)
+        if batch.revealed is not None:
+            result.logits = {row: rows[row].tobytes() for row in batch.revealed}
         if batch.state_rows is not None:
             result.states = np.array(self._look(batch, batch.state_rows))
         return result

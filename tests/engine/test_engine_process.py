@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from engine_fakes import expect, request
 
@@ -142,6 +144,51 @@ async def test_closing_a_stream_frees_its_blocks() -> None:
         # The id can be used again, and nothing of the old stream is seen.
         item = request("b", [5], max_tokens=4)
         assert await collect(client, item) == expect(item, CONTEXT)
+
+
+async def test_blocks_are_told_at_rest_and_at_work_and_not_by_the_dead() -> None:
+    async with engine(model="fake:?delay=0.002") as client:
+        (at_rest,) = await client.block_states()
+        assert set(at_rest) == {0}
+        assert len(at_rest) == client.info.num_blocks
+        item = request("a", [1, 2, 3, 4, 5], max_tokens=60, ignore_eos=True)
+        stream = client.generate(item)
+        await anext(stream)
+        first, second = await asyncio.gather(client.block_states(), client.block_states())
+        assert 2 in first[0]
+        assert first == second
+        await stream.aclose()
+        await collect(client, request("b", [1, 2, 3, 4, 5], max_tokens=2))
+        (after,) = await client.block_states()
+        assert 1 in after, "what was computed is remembered"
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(client.block_states())
+        await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(asked, 30) == []
+    assert await client.block_states() == []
+
+
+async def test_logits_are_told_with_the_first_token_of_who_asks() -> None:
+    async with engine() as client:
+        plain = request("a", [7, 8, 9], max_tokens=4, ignore_eos=True)
+        asking = msgspec.structs.replace(plain, id="b", reveal=True)
+        told: list[bytes | None] = []
+        answers = await asyncio.gather(
+            collect(client, plain), collect(client, asking, lambda delta: told.append(delta.logits))
+        )
+        assert answers[0].tokens == answers[1].tokens
+        assert told[0] is not None
+        assert told[1:] == [None] * 3
+        logits = array("f", told[0])
+        assert len(logits) == client.info.vocab_size
+        assert max(range(len(logits)), key=logits.__getitem__) == answers[0].tokens[0]
+        # An answer that has begun goes on where it was, and tells them for the token that comes next.
+        more = msgspec.structs.replace(plain, id="c", output=answers[0].tokens[:2], reveal=True)
+        deltas = [delta async for delta in client.generate(more)]
+        assert [token for delta in deltas for token in delta.token_ids] == answers[0].tokens[2:]
+        assert deltas[0].logits not in (None, told[0])
 
 
 async def test_an_abort_by_id_ends_the_stream() -> None:

@@ -293,6 +293,8 @@ class Admission:
             adapter=self.adapter,
             deadline=request.deadline,
             grammar=self._grammar,
+            output=request.begun,
+            reveal=request.reveal,
             trace=request.trace,
             arrival=self.journey.received,
         )
@@ -322,6 +324,7 @@ class Admission:
         start = time.perf_counter()
         chunk = writer.push(delta)
         self.journey.detokenize_seconds += time.perf_counter() - start
+        chunk.logits = delta.logits
         new = writer.num_tokens - before
         self.usage.completion_tokens += new
         self.usage.reasoning_tokens += writer.num_thoughts - thoughts

@@ -65,6 +65,8 @@ class Engine(Protocol):
         self, request: GenerateRequest, sink: Callable[[Delta | TokentrailError], None]
     ) -> Callable[[], None]: ...
 
+    async def block_states(self) -> list[bytes]: ...
+
     def add_step_listener(self, listener: Callable[[StepRecord, list[Delta]], None]) -> None: ...
 
     def add_resume_listener(self, listener: Callable[[list[str]], None]) -> None: ...
@@ -109,6 +111,7 @@ class LocalBackend:
                 )
             )
         self.metrics.before_scrape.append(self._refresh_metrics)
+        self.metrics.block_maps.append(engine.block_states)
         engine.add_step_listener(self.journeys.on_step)
         engine.add_resume_listener(self.journeys.on_resume)
 

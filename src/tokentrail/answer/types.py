@@ -104,6 +104,10 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     """Ids of tokens will be told. A local engine has them always; an upstream must be asked for them."""
     tokens_by_id: bool = False
     """Log-probabilities will name tokens by their ids."""
+    begun: list[int] = []
+    """Tokens of the answer that are there already, to be gone on with; `sampling.max_tokens` counts them too."""
+    reveal: bool = False
+    """Tell the logits from which the first token is drawn. Models of this machine only."""
     request_id: str | None = None
     """The client's own id for the request."""
     identity: Identity = Identity()
@@ -190,6 +194,8 @@ class Chunk(msgspec.Struct):
     """
     logprobs: list[TokenLogprob] | None = None
     """Of `token_ids`, one by one, preceded in an echo by those of the prompt; None: not asked for."""
+    logits: bytes | None = None
+    """Of a request with `reveal`, in the first chunk: little-endian float32, one an entry of the vocabulary."""
     finish_reason: str | None = None
     """stop, length or tool_calls; set on the last chunk of each choice."""
     stop_reason: str | int | None = None

@@ -85,6 +85,7 @@ class Batch:
     state_rows: I32 | None = (
         None  # [P], rows of T whose last hidden states are wanted, ascending; None: none are
     )
+    revealed: list[int] | None = None  # which of the L rows' logits are to be told; None: none
     top_width: int = field(init=False)  # max(sampling.num_top)
     masks_ready: Callable[[], object] | None = (
         None  # waits until sampling.masks are written: call it before sampling
@@ -104,6 +105,7 @@ class SampledRows:
     top_tokens: I32 | None = None  # [L, K], K = max(num_top); rows with fewer hold -1
     top_logprobs: F32 | None = None  # [L, K]
     states: F32 | None = None  # [P, dim]
+    logits: dict[int, bytes] | None = None  # little-endian float32 of the rows that are to be told
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     forwarded_at: float = field(default=0.0)  # time.time() when the forward pass ended

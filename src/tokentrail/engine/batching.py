@@ -79,7 +79,7 @@ class BatchBuilder:
         repeated = self._repeated
         if decoding and repeated is not None and repeated[0] == slot_list:
             return self._repeat(repeated[1], sequences, slot_list)
-        if decoding and not any(sequence.pool for sequence in sequences):
+        if decoding and not any(sequence.pool or sequence.reveals for sequence in sequences):
             return self._build_decode(sequences, slot_list)
         runs: list[Run] = []
         for sequence, count in zip(sequences, plan.counts, strict=True):
@@ -161,6 +161,7 @@ class BatchBuilder:
         targets: list[int] = []
         drawing: list[Sequence | None] = []
         state_rows: list[int] = []
+        revealed: list[int] = []
         start = 0
         for index, (sequence, first, end, drawn) in enumerate(runs):
             count = end - first
@@ -176,6 +177,8 @@ class BatchBuilder:
                 drawing += [None] * rows
             rows = end + 1 - drawn
             if rows > 0:  # the row at position p draws token p + 1
+                if report and sequence.reveals:
+                    revealed.append(len(logit_rows))
                 logit_rows += range(start + count - rows, start + count)
                 row_index += [index] * rows
                 num_top += [sequence.num_top if report else 0] * rows
@@ -203,6 +206,7 @@ class BatchBuilder:
             ),
             adapters=self._adapters(sequences, slots),
             state_rows=np.array(state_rows, np.int32) if state_rows else None,
+            revealed=revealed or None,
         )
 
     def _adapters(self, sequences: list[Sequence], slots: npt.NDArray[np.intp]) -> I32 | None:

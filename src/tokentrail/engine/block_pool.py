@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+FREE, CACHED, USED, SHARED = range(4)
+"""States of a block: nobody's; nobody's, but what it holds can still be found; one sequence's; several sequences'."""
+
 
 class BlockPool:
     """`num_blocks` blocks, reference-counted. A block whose count falls to 0 is free, but what it holds can
@@ -21,6 +24,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._block_of: dict[bytes, int] = {}
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        self.states = bytearray(num_blocks)
+        """Each block's state, kept up to date, so that looking at them costs a copy."""
 
     @property
     def num_free(self) -> int:
@@ -54,6 +59,7 @@ class BlockPool:
                 del self._block_of[key]
                 self._hash_of[block] = None
             self._refs[block] = 1
+            self.states[block] = USED
             taken.append(block)
         return taken
 
@@ -62,6 +68,9 @@ class BlockPool:
         for block in blocks:
             if self._refs[block] == 0:
                 del self._free[block]
+                self.states[block] = USED
+            else:
+                self.states[block] = SHARED
             self._refs[block] += 1
 
     def release(self, blocks: list[int]) -> None:
@@ -73,10 +82,14 @@ class BlockPool:
             if refs < 0:
                 raise RuntimeError(f"block {block} released twice")
             self._refs[block] = refs
-            if refs == 0:
+            if refs == 1:
+                self.states[block] = USED
+            elif refs == 0:
                 self._free[block] = None
+                self.states[block] = CACHED
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
+                    self.states[block] = FREE
 
     def register(self, block: int, key: bytes) -> None:
         """Remember the content of a full block. When another block already holds it, that one stays the known
@@ -90,6 +103,8 @@ class BlockPool:
         """Forget every remembered content; blocks in use stay with their holders."""
         for block in self._block_of.values():
             self._hash_of[block] = None
+            if not self._refs[block]:
+                self.states[block] = FREE
         self._block_of.clear()
 
     def check(self, tables: Iterable[list[int]]) -> None:
@@ -103,6 +118,9 @@ class BlockPool:
         assert {block for block, refs in enumerate(counts) if refs == 0} == set(self._free), (
             "free list is wrong"
         )
+        for block, refs in enumerate(counts):
+            state = min(refs + 1, SHARED) if refs else CACHED if self._hash_of[block] is not None else FREE
+            assert self.states[block] == state, f"block {block} is told of wrongly"
         for key, block in self._block_of.items():
             assert self._hash_of[block] == key, "hash maps disagree"
         assert sum(key is not None for key in self._hash_of) == len(self._block_of), "hash maps disagree"

@@ -17,6 +17,7 @@ from tokentrail.engine.rejection import error_of
 from tokentrail.engine.supervision import DEATHS_ALLOWED, InFlight, Recovery
 from tokentrail.protocol import (
     Abort,
+    BlockStates,
     Delta,
     EngineDead,
     EngineInfo,
@@ -26,6 +27,7 @@ from tokentrail.protocol import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
+    Look,
     Ready,
     Rejected,
     RequestMessage,
@@ -85,6 +87,8 @@ class EngineClient:
         self._closing = False
         self._owed = False
         """The engine was sent something since it last said something, or has work."""
+        self._looking: list[asyncio.Future[bytes]] = []
+        """Who waits for the states of the KV blocks."""
         self._heard = 0
         """Messages from engine processes."""
         self._heard_at = 0.0
@@ -115,6 +119,7 @@ class EngineClient:
         child, self._child = self._child, None
         if child is not None:
             await child.end()
+        self._shown(b"")
         for sink in list(self._sinks.values()):
             sink(EngineDead("The engine was shut down."))
 
@@ -139,6 +144,22 @@ class EngineClient:
     def stats(self) -> EngineStats:
         """As of the latest step. Counters go on over restarts."""
         return _sum_counters(self._earlier, self._stats)
+
+    async def block_states(self) -> list[bytes]:
+        """A byte a KV block of the engine process, as `BlockStates` has them; none while there is no process."""
+        if self._child is None:
+            return []
+        looking = asyncio.get_running_loop().create_future()
+        self._looking.append(looking)
+        if len(self._looking) == 1:
+            self._child.send(Look())
+        return [states] if (states := await looking) else []
+
+    def _shown(self, states: bytes) -> None:
+        looking, self._looking = self._looking, []
+        for future in looking:
+            if not future.done():
+                future.set_result(states)
 
     def add_step_listener(self, listener: StepListener) -> None:
         """Call `listener(record, deltas)` after each engine step, before the deltas reach their streams."""
@@ -274,6 +295,8 @@ class EngineClient:
             self._on_step(message)
         elif isinstance(message, Rejected):
             self._on_rejected(message)
+        elif isinstance(message, BlockStates):
+            self._shown(message.states)
         if not self._recovery.busy:
             self._owed = False
 
@@ -336,6 +359,7 @@ class EngineClient:
                 self._failures = 0
             logger.error("The engine process (pid %d) died: %s. Restarting it.", child.pid, child.exit_status)
             self._child = None
+            self._shown(b"")
             self._earlier = self.stats
             self._stats = EngineStats(blocks_total=self._stats.blocks_total)
             self._after_death(f"The engine died {DEATHS_ALLOWED} times in a row ({child.exit_status}).")

@@ -343,6 +343,8 @@ class EngineCore:
                 if sequence.num_computed != sequence.num_tokens:
                     continue
                 delta = _drawn(sequence, sampled, tokens[row], logprobs[row], row)
+                if sampled.logits is not None:
+                    delta.logits = sampled.logits.get(row)
                 row += 1
             self._generated_tokens += len(delta.token_ids)
             if delta.token_ids and not sequence.told_first:

@@ -163,6 +163,8 @@ def _execute(executable: Executable, batch: Batch, *, adapted: bool) -> SampledR
         states=batch.state_rows is not None,
     )
     states = None if batch.state_rows is None else executable.states(len(batch.tokens))[batch.state_rows]
+    # Before sampling, which may write over them.
+    told = {row: logits[row].astype("<f4").tobytes() for row in batch.revealed} if batch.revealed else None
     if batch.masks_ready is not None:
         batch.masks_ready()
     forwarded, wall = time.perf_counter(), time.time()
@@ -174,6 +176,7 @@ def _execute(executable: Executable, batch: Batch, *, adapted: bool) -> SampledR
         top_tokens=top_tokens if width else None,
         top_logprobs=top_logprobs if width else None,
         states=states,
+        logits=told,
         forward_seconds=forwarded - started,
         sample_seconds=time.perf_counter() - forwarded,
         forwarded_at=wall,

@@ -24,9 +24,11 @@ from tokentrail.engine.loading import create_runner
 from tokentrail.engine.wire import Channel, Launch, launch_decoder, request_decoder
 from tokentrail.protocol import (
     Abort,
+    BlockStates,
     GenerateRequest,
     InvalidRequest,
     Loading,
+    Look,
     Ready,
     Shutdown,
     StartupFailed,
@@ -97,6 +99,8 @@ def _serve(core: EngineCore, channel: Channel) -> None:
                     channel.send(rejected)
             elif isinstance(message, Abort):
                 core.abort(message.ids)
+            elif isinstance(message, Look):
+                channel.send(BlockStates(bytes(core.pool.states)))
             elif isinstance(message, Shutdown):
                 return
         output = core.step()

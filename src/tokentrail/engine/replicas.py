@@ -100,6 +100,11 @@ class ReplicaSet:
         fields = EngineStats.__struct_fields__
         return EngineStats(**{name: sum(getattr(part, name) for part in parts) for name in fields})
 
+    async def block_states(self) -> list[bytes]:
+        """See `EngineClient.block_states`: those of each replica that is there."""
+        shown = await asyncio.gather(*(replica.block_states() for replica in self.replicas))
+        return [states for one in shown for states in one]
+
     def add_step_listener(self, listener: StepListener) -> None:
         for replica in self.replicas:
             replica.add_step_listener(listener)

@@ -170,6 +170,11 @@ class Sequence:
         return self.wants_prompt_logprobs and self.num_tokens == self.prompt_len
 
     @property
+    def reveals(self) -> bool:
+        """The logits of its next token are to be told."""
+        return self.request.reveal and self.num_tokens == self.prompt_len + len(self.request.output)
+
+    @property
     def remaining(self) -> int:
         """Tokens still to be computed before the next one can be drawn."""
         return self.num_tokens - self.num_computed

@@ -146,6 +146,19 @@ class SequenceTrail:
         if end > begin:
             yield begin, end
 
+    def spans_from(self, ordinal: int) -> Iterator[tuple[int, int]]:
+        """(first, behind the last) of the runs of steps that do not end before `ordinal`, the newest first."""
+        for at in range(len(self._runs) - _WIDTH, -1, -_WIDTH):
+            first, length = self._runs[at], self._runs[at + 1]
+            if first + length <= ordinal:
+                return
+            yield max(first, ordinal), first + length
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks held after its latest step."""
+        return max(self._blocks, 0)
+
     def runs(self) -> Iterator[Run]:
         for at in range(0, len(self._runs), _WIDTH):
             yield Run(*self._runs[at : at + _WIDTH])

@@ -83,6 +83,11 @@ class StepLog:
             drafting,
         )
 
+    def since(self, ordinal: int, most: int) -> list[tuple[int, StepRow]]:
+        """(ordinal, row) of the steps from `ordinal` on that are still known, `most` of the newest at most."""
+        first = max(ordinal, self._first, self.next - most)
+        return [(at, self[at]) for at in range(first, self.next)]
+
     def forget_before(self, ordinal: int) -> None:
         """Free the rows below `ordinal`."""
         drop = min(ordinal, self.next) - self._first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokentrail.journey.record import Journey, SequenceTrail
 from tokentrail.journey.schema import JourneyList, JourneyView, StageTimes
@@ -127,6 +127,21 @@ class JourneyStore:
         self._sweep_at = self._steps.next + _SWEEP_EVERY
 
     # --- reading -----------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> StepLog:
+        return self._steps
+
+    def live(self) -> Iterable[Journey]:
+        """Those that are not over, of all tenants, the oldest first."""
+        return self._live.values()
+
+    def ended_since(self, when: float) -> Iterator[Journey]:
+        """Finished ones, of all tenants, the newest first."""
+        for journey in reversed(self._finished.values()):
+            if journey.finished is not None and journey.finished < when:
+                return
+            yield journey
 
     @property
     def num_live(self) -> int:

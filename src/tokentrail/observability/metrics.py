@@ -6,7 +6,7 @@ The hot path only adds to Python numbers. `render` builds the text format throug
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentrail.observability.histograms import FIRST_TOKEN, LATENCY, PER_TOKEN, TOKENS, Histogram
@@ -52,6 +52,8 @@ class Metrics:
         self.stats = EngineStats()
         """The engine's newest numbers. Its counters must not fall, not even when the engine is restarted."""
         self.before_scrape: list[Callable[[], None]] = []
+        self.block_maps: list[Callable[[], Awaitable[list[bytes]]]] = []
+        """Of each local model: asks its engines for the states of their KV blocks (`protocol.BlockStates`)."""
         self.has_engine = True
         """False: all models are remote."""
         self.replicas: Sequence[tuple[bool, int, EngineStats]] = ()

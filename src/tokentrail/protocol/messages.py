@@ -96,6 +96,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", kw_only=True):
     """An engine process that died had accepted it already, so the waiting queue's bound does not concern it."""
     pooling: Pooling | None = None
     """Generate nothing: the answer is the prompt's embedding, in `Finish.embedding`."""
+    reveal: bool = False
+    """Tell the logits from which the first token is drawn, in its delta."""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -108,7 +110,11 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     pass
 
 
-RequestMessage = GenerateRequest | Abort | Shutdown
+class Look(msgspec.Struct, tag="look"):
+    """Tell the states of the KV blocks, once."""
+
+
+RequestMessage = GenerateRequest | Abort | Look | Shutdown
 
 
 # --- from the engine -------------------------------------------------------------------------------
@@ -138,6 +144,10 @@ class Delta(msgspec.Struct, array_like=True):
     prompt_logprobs: list[float] | None = None
     """For prompt tokens 1…, on the first delta of a request that asked for them."""
     prompt_top: list[TokenAlternatives] | None = None
+    logits: bytes | None = None
+    """Of a request with `reveal`, with its first token: the model's own, one an entry of the vocabulary, as
+    little-endian float32.
+    """
 
 
 class EngineStats(msgspec.Struct, array_like=True, gc=False):
@@ -167,6 +177,14 @@ class StepOutput(msgspec.Struct, tag="step"):
     deltas: list[Delta]
     record: StepRecord
     stats: EngineStats
+
+
+class BlockStates(msgspec.Struct, tag="blocks"):
+    """What `Look` asks for: a byte a KV block. 0: free; 1: free, but what it holds is remembered; 2: a sequence's;
+    3: several sequences'.
+    """
+
+    states: bytes
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
@@ -255,4 +273,4 @@ class StartupFailed(msgspec.Struct, tag="startup_failed"):
     """Class name of the error: ModelFileError, CapacityError …"""
 
 
-EngineMessage = StepOutput | Rejected | Loading | Ready | StartupFailed
+EngineMessage = StepOutput | Rejected | BlockStates | Loading | Ready | StartupFailed

@@ -77,7 +77,7 @@ def create_router(state: ServerState) -> APIRouter:
                 version=__version__,
                 trail_text=state.config.trail_text,
                 trail_size=state.config.trail_size,
-                keys=bool(state.config.api_keys),
+                keys=state.keys.required,
                 admin=identity.admin,
                 gateway=state.gateway is not None,
                 models=models,

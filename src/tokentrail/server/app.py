@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokentrail import __version__
 from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import InvalidRequest, TokentrailError
-from tokentrail.server import about, batches, tokenizing
+from tokentrail.server import about, batches, tokenizing, watching
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
@@ -47,6 +47,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(responses.create_router(state))
     app.include_router(tokenizing.create_router(state))
     app.include_router(about.create_router(state))
+    app.include_router(watching.create_router(state))
     app.include_router(batches.create_router(app, state))
     if state.gateway is not None:
         from tokentrail.server import admin

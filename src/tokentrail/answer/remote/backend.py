@@ -171,6 +171,11 @@ class RemoteBackend:
         self._loop = asyncio.get_running_loop()
         if request.received is None:
             request.received = time.time()
+        if request.reveal or request.begun:
+            raise InvalidRequest(
+                f"{request.model!r} is answered by another server, which tells no logits. Ask a model that runs here.",
+                param="model",
+            )
         sampling = request.sampling
         sampling.replace(max_tokens=None, min_tokens=0).validate()
         asking = self._asking or await self._known()

@@ -19,6 +19,8 @@ from tokentrail.observability import Metrics
 
 def reusable(request: AnswerRequest) -> bool:
     """Whether the answer is the same each time."""
+    if request.reveal or request.begun:
+        return False
     sampling = request.sampling
     greedy = sampling.temperature == 0 and "temperature" not in request.unset
     return greedy or sampling.seed is not None
