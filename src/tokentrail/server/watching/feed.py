@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Iterable
 
+import msgspec
+
 from tokentrail.answer import Identity
 from tokentrail.journey import Journey
 from tokentrail.server.state import ServerState
 from tokentrail.server.watching.rates import Rates
-from tokentrail.server.watching.schema import Live, LiveBlocks, LiveRequest, LiveStep, LiveTotals
+from tokentrail.server.watching.schema import Live, LiveBlocks, LiveRequest, LiveStep, LiveTarget, LiveTotals
 
 _MOST_STEPS = 200
 _MOST_CELLS = 4096
@@ -44,7 +46,9 @@ class Feed:
 
     async def _look(self) -> None:
         try:
-            maps = [await ask() for ask in self.state.metrics.block_maps]
+            metrics = self.state.metrics
+            asked = [ask for one in (metrics, *metrics.others) for ask in one.block_maps]
+            maps = [await ask() for ask in asked]
             blocks = [block_map(states) for one in maps for states in one]
             if blocks != self._blocks:
                 self._blocks = blocks
@@ -98,7 +102,7 @@ class Feed:
             ],
             rates=self._rates.look(now, stats),
             blocks=told,
-            targets=None,
+            targets=watcher.targets(),
         )
 
 
@@ -114,6 +118,19 @@ class Watcher:
     async def look(self) -> Live:
         """What is new."""
         return await self._feed.live(self)
+
+    def targets(self) -> list[LiveTarget] | None:
+        gateway = self._feed.state.gateway
+        if gateway is None or gateway.routing is None or self._identity.models is not None:
+            return None
+        return [
+            LiveTarget(
+                name=one.name,
+                state=one.state,
+                detail=msgspec.to_builtins(one) if self._identity.admin else None,
+            )
+            for one in gateway.routing.targets()
+        ]
 
     def may_see(self, journey: Journey) -> bool:
         return self._identity.admin or journey.tenant == self._identity.tenant

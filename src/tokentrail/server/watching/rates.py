@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokentrail.observability import Metrics
-from tokentrail.observability.metrics import Histogram
+from tokentrail.observability.histograms import FIRST_TOKEN, PER_TOKEN, Histogram
 from tokentrail.protocol import EngineStats
 from tokentrail.server.watching.schema import LiveRates, Percentiles
 
@@ -31,12 +31,13 @@ class Rates:
 
     def __init__(self, metrics: Metrics, started: float) -> None:
         self._metrics = metrics
-        zero = tuple([0] * len(metrics.first_token.counts)), tuple([0] * len(metrics.inter_token.counts))
+        zero = (0,) * (len(FIRST_TOKEN) + 1), (0,) * (len(PER_TOKEN) + 1)
         self._start = _Counts(started, 0, 0, *zero)
         self._kept: deque[_Counts] = deque()
 
     def look(self, now: float, stats: EngineStats) -> LiveRates | None:
-        metrics = self._metrics
+        first_token = _sum(self._metrics, "first_token")
+        inter_token = _sum(self._metrics, "inter_token")
         kept = self._kept
         if not kept or now - kept[-1].at >= _SPACING:
             kept.append(
@@ -44,8 +45,8 @@ class Rates:
                     now,
                     stats.generated_tokens,
                     stats.prompt_tokens,
-                    tuple(metrics.first_token.counts),
-                    tuple(metrics.inter_token.counts),
+                    first_token,
+                    inter_token,
                 )
             )
         while len(kept) > 1 and kept[1].at <= now - _LATENCY_WINDOW:
@@ -62,15 +63,21 @@ class Rates:
             tokens_per_second=(latest.generated - recent.generated) / seconds,
             prompt_tokens_per_second=(latest.prompt - recent.prompt) / seconds,
             latency_window_seconds=latest.at - base.at,
-            first_token=_percentiles(metrics.first_token, base.first_token, latest.first_token),
-            inter_token=_percentiles(metrics.inter_token, base.inter_token, latest.inter_token),
+            first_token=_percentiles(FIRST_TOKEN, base.first_token, latest.first_token),
+            inter_token=_percentiles(PER_TOKEN, base.inter_token, latest.inter_token),
         )
 
 
-def _percentiles(histogram: Histogram, before: Sequence[int], after: Sequence[int]) -> Percentiles:
+def _sum(metrics: Metrics, name: str) -> tuple[int, ...]:
+    """A histogram's counts, of all models."""
+    histograms: list[Histogram] = [getattr(one, name) for one in (metrics, *metrics.others)]
+    return tuple(map(sum, zip(*(histogram.counts for histogram in histograms), strict=True)))
+
+
+def _percentiles(bounds: Sequence[float], before: Sequence[int], after: Sequence[int]) -> Percentiles:
     counts = [now - then for now, then in zip(after, before, strict=True)]
     total = sum(counts)
-    p50, p90, p99 = (quantile(histogram.bounds, counts, part) if total else None for part in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (quantile(bounds, counts, part) if total else None for part in (0.5, 0.9, 0.99))
     return Percentiles(count=total, p50=p50, p90=p90, p99=p99)
 
 

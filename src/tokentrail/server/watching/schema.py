@@ -96,8 +96,10 @@ class LiveTarget(msgspec.Struct, kw_only=True):
     """A model of the deployment file."""
 
     name: str
-    healthy: bool
-    detail: dict[str, Any] = {}
+    state: str
+    """closed (it is asked), open (ejected), half_open (being tried), full, or down (its engine is being started)."""
+    detail: dict[str, Any] | None
+    """All that is known of it; for administrators' keys."""
 
 
 class Live(msgspec.Struct, kw_only=True):
@@ -116,4 +118,4 @@ class Live(msgspec.Struct, kw_only=True):
     blocks: list[LiveBlocks] | None
     """By engine, twice a second and when they have changed; None: as before."""
     targets: list[LiveTarget] | None
-    """None: there is no deployment file with targets."""
+    """None: there is no deployment file with targets, or this key may only ask some of its models."""

@@ -246,6 +246,10 @@ export default {
   "live.target": "Model",
   "live.health": "Health",
   "live.detail": "Detail",
-  "live.well": "well",
-  "live.ill": "not asked",
+  "live.target.closed": "well",
+  "live.target.open": "ejected",
+  "live.target.half_open": "being tried",
+  "live.target.full": "full",
+  "live.target.down": "starting",
+  "live.target-detail": "{kind}: {active} under way, {requests} asked, {failures} failed, ejected {ejections} times.",
 };

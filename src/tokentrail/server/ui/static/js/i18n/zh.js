@@ -246,6 +246,10 @@ export default {
   "live.target": "模型",
   "live.health": "状态",
   "live.detail": "详情",
-  "live.well": "正常",
-  "live.ill": "暂不询问",
+  "live.target.closed": "正常",
+  "live.target.open": "已摘除",
+  "live.target.half_open": "试探中",
+  "live.target.full": "已满",
+  "live.target.down": "启动中",
+  "live.target-detail": "{kind}：{active} 个进行中，已问 {requests} 次，失败 {failures} 次，摘除 {ejections} 次。",
 };

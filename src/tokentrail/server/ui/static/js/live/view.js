@@ -131,8 +131,8 @@ class Live {
     this.targets.classList.remove("hidden");
     fill(this.targets, h("h2", null, t("live.targets")), h("table", null,
       h("thead", null, h("tr", null, h("th", { scope: "col" }, t("live.target")), h("th", { scope: "col" }, t("live.health")), h("th", { scope: "col" }, t("live.detail")))),
-      h("tbody", null, targets.map((one) => h("tr", null, h("td", null, one.name), h("td", null, h(one.healthy ? "span.tag.live" : "span.tag.bad", null, t(one.healthy ? "live.well" : "live.ill"))),
-        h("td.small.muted.wrap", null, Object.entries(one.detail).map(([name, value]) => `${name} ${typeof value === "number" ? number(value, { maximumFractionDigits: 3 }) : value}`).join(" · ")))))));
+      h("tbody", null, targets.map((one) => h("tr", null, h("td", null, one.name), h("td", null, h(one.state === "closed" ? "span.tag.live" : one.state === "open" || one.state === "down" ? "span.tag.bad" : "span.tag", null, t(/** @type {any} */ (`live.target.${one.state}`)))),
+        h("td.small.muted.wrap", null, one.detail ? t("live.target-detail", { kind: one.detail.kind, active: one.detail.active, requests: one.detail.requests, failures: one.detail.failures, ejections: one.detail.ejections }) : null, one.detail?.last_error ? h("span", { dir: "auto" }, ` ${one.detail.last_error}`) : null))))));
   }
 }
 
