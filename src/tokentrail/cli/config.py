@@ -58,6 +58,12 @@ def check(
     for rule in gateway.rules:
         sides = " and ".join(side for side, on in (("prompts", rule.inputs), ("answers", rule.outputs)) if on)
         print(f"  filter {rule.name}: {rule.action.value} in {sides}")
+    if (keys := settings.keys) is not None:
+        where = ["in the database"] * keys.stored + [f"{len(keys.listed)} in the file"] * bool(keys.listed)
+        api = {None: "on a loopback address only", True: "on", False: "off"}[keys.admin_api]
+        print(f"  keys: {' and '.join(where)}; admin API: {api if keys.stored else 'off'}")
+    for tenant in settings.tenants:
+        print(f"  tenant {tenant.name}: weight {tenant.weight:g}{', disabled' * tenant.disabled}")
     if gateway.settings.database is not None:
         from tokentrail.gateway.database import connect
 
