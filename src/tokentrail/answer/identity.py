@@ -63,3 +63,29 @@ class Handling(msgspec.Struct, kw_only=True):
     """W3C trace context (`traceparent`) of the request's span, to be told to whoever is asked for its sake."""
     billed: Usage | None = None
     """What the ledger has it down for in the end; None: it is not over, or there is no ledger."""
+
+
+class TargetState(msgspec.Struct, kw_only=True):
+    """How a model that routes may choose is doing, as people are told."""
+
+    name: str
+    kind: str
+    """local or remote."""
+    state: str
+    """closed (it is asked), open (ejected), half_open (being tried), full, or down (its engine is being started)."""
+    since: float
+    """Wall clock."""
+    active: int
+    max_concurrent: int | None
+    share: float
+    """Part of its weight that it has now; below 1 while it is coming back."""
+    opens_in_s: float
+    ejections: int
+    last_error: str | None
+    last_error_at: float | None
+    requests: int
+    failures: int
+    full: int
+    retries: int
+    hedges: int
+    degraded: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokentrail import __version__
+from tokentrail.answer import Identity, TargetState
 from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import about, batches, tokenizing, watching
@@ -27,6 +29,15 @@ from tokentrail.server.state import ServerState
 from tokentrail.server.ui.page import PREFIX, Page, is_browser, wants_page
 
 _MOST_LISTED = 1000
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """Whether requests are taken."""
+
+    status: str
+    """ok, or why not."""
+    targets: list[TargetState] | None = None
+    """Of the routes; for admins."""
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -141,17 +152,21 @@ def _operations(state: ServerState) -> APIRouter:
         listed.headers["vary"] = "accept"
         return listed
 
-    @router.get("/health", openapi_extra=answers(dict[str, str], also={503: dict[str, str]}))
-    async def health() -> Response:
-        """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no
-        key.
+    @router.get("/health", openapi_extra=answers(Health, also={503: Health}))
+    async def health(request: Request) -> Response:
+        """200 while requests are taken; 503 while starting, shutting down, or without an engine. Needs no key; an
+        admin's gets how each target of the routes is doing, too.
         """
-        return json_response({"status": state.health}, 200 if state.health == "ok" else 503)
+        caller: Identity | None = getattr(request.state, "caller", None)
+        told = Health(state.health)
+        if caller is not None and caller.admin and state.gateway is not None and state.gateway.routing:
+            told.targets = state.gateway.routing.targets()
+        return json_response(told, 200 if state.health == "ok" else 503)
 
-    @router.get("/health/ready", openapi_extra=answers(dict[str, str], also={503: dict[str, str]}))
-    async def ready() -> Response:
+    @router.get("/health/ready", openapi_extra=answers(Health, also={503: Health}))
+    async def ready(request: Request) -> Response:
         """The same, by the name that orchestrators give it."""
-        return await health()
+        return await health(request)
 
     @router.get("/health/live", openapi_extra=answers(dict[str, str]))
     async def live() -> Response:

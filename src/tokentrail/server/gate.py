@@ -4,6 +4,7 @@ errors, and a line in the log if it is refused.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -29,7 +30,7 @@ from tokentrail.server.errors import (
     printable,
 )
 from tokentrail.server.hosts import Hosts
-from tokentrail.server.keys import OPEN_PATHS, Keys, NoKey
+from tokentrail.server.keys import DETAILED_PATHS, OPEN_PATHS, Keys, NoKey
 from tokentrail.server.scopes import check_endpoint
 
 if TYPE_CHECKING:
@@ -152,6 +153,10 @@ class Gate:
                 self.hosts.check(host)
                 if self.is_open is None or not self.is_open(scope):
                     state["identity"] = self._identify(authorization, scope["client"])
+            elif scope["path"] in DETAILED_PATHS and authorization is not None:
+                # Whoever asks gets an answer; admins get more of one.
+                with contextlib.suppress(TokentrailError):
+                    state["caller"] = self._identify(authorization, scope["client"])
             if "identity" in state:
                 check_endpoint(state["identity"], scope["method"], scope["path"])
             await self.app(scope, receive, counted)

@@ -15,6 +15,8 @@ from tokentrail.protocol import TokentrailError, Unauthorized
 # Paths that never need a key: probes and scrapers have none, and they tell nothing of what is asked or
 # answered.
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+DETAILED_PATHS = frozenset({"/health", "/health/ready"})
+"""Of these: those that tell admins more."""
 _LONGEST = 4096
 """Bytes of an `Authorization` header that is looked at."""
 

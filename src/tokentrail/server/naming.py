@@ -13,6 +13,20 @@ def tagged(name: str) -> str:
     return name if ":" in name.rsplit("/", 1)[-1] else name + _LATEST
 
 
+def card_for_texts(backend: Backend, name: str | None) -> ModelCard:
+    """The model whose tokens are asked for: the main one without a name, or where there is no other. Raises a 404
+    error.
+    """
+    if not name or len(backend.models()) == 1:
+        return main_model(backend)
+    return find_model(backend, name)
+
+
+def texts_of(backend: Backend, name: str | None) -> Backend:
+    """Who knows that model's texts. Raises a 404 error."""
+    return backend.for_model(card_for_texts(backend, name).id)
+
+
 def find_model(backend: Backend, name: str) -> ModelCard:
     """The model or adapter with this name. Programs take names from Ollama's list and ask any dialect with them, so the
     tag `latest` may stand behind it. Raises a 404 error.

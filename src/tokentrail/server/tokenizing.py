@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from tokentrail.answer import Backend, ChatPrompt, Prompt, TextPrompt, TokenText
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.naming import main_model
+from tokentrail.server.naming import card_for_texts, texts_of
 from tokentrail.server.openai.messages import plain_messages
 from tokentrail.server.openai.requests import ChatMessage
 from tokentrail.server.openapi import answers, json_body
@@ -35,6 +35,8 @@ class TokenizeRequest(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")
+    model: str | None = None
+    """Whose tokens; None: those of the server's main model."""
 
     prompt: str | None = None
     messages: List[ChatMessage] | None = _MESSAGES
@@ -68,6 +70,8 @@ class TokenizeRequest(BaseModel):
 
 class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
+    model: str | None = None
+    """Whose tokens; None: those of the server's main model."""
 
     tokens: List[int]
 
@@ -133,20 +137,24 @@ def create_router(state: ServerState) -> APIRouter:
         """The text of token ids, special tokens included: as `prompt` (vLLM) and as `content` (llama.cpp)."""
         body = await read_json(request, DetokenizeRequest, state.config.max_body_bytes)
         # A remote upstream is asked for it.
-        backend, loop = state.backend_for(request), asyncio.get_running_loop()
+        backend, loop = texts_of(state.backend_for(request), body.model), asyncio.get_running_loop()
         text = await loop.run_in_executor(None, backend.detokenize, body.tokens)
         return json_response(Detokenized(text, text))
 
     @router.get("/tokenizer_info", openapi_extra=answers(TokenizerInfo))
     async def tokenizer_info(request: Request) -> Response:
         """The tokens that begin and end texts, and the chat template."""
-        return json_response(state.backend_for(request).tokenizer_info())
+        return json_response(
+            texts_of(state.backend_for(request), request.query_params.get("model")).tokenizer_info()
+        )
 
     return router
 
 
 def tokenized(backend: Backend, body: TokenizeRequest) -> Any:
     """The response's body. Raises `InvalidRequest`."""
+    card = card_for_texts(backend, body.model)
+    backend = backend.for_model(card.id)
     if body.content is not None:
         ids = backend.tokenize(TextPrompt(body.content), body.add_special, body.parse_special)
         return Pieces([_piece(token) for token in backend.token_texts(ids)] if body.with_pieces else ids)
@@ -159,7 +167,7 @@ def tokenized(backend: Backend, body: TokenizeRequest) -> Any:
         )
     ids = backend.tokenize(prompt, body.add_special_tokens)
     strings = [token.text for token in backend.token_texts(ids)] if body.return_token_strs else None
-    context = main_model(backend).max_model_len
+    context = card.max_model_len
     return Tokens(len(ids), context, ids, strings)
 
 

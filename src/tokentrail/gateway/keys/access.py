@@ -32,6 +32,10 @@ class ScopedBackend(ForwardingBackend):
         self._check(id)
         return self.inner.details(id)
 
+    def for_model(self, id: str) -> Backend:
+        self._check(id)
+        return self.inner.for_model(id)
+
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         self._check(request.model)
         return await self.inner.embed(request)

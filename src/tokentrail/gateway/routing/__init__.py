@@ -6,6 +6,5 @@ one after the other, or two at once, until the first piece of an answer has come
 """
 
 from tokentrail.gateway.routing.backend import RoutingBackend, check_routes
-from tokentrail.gateway.routing.targets import TargetState
 
-__all__ = ["RoutingBackend", "TargetState", "check_routes"]
+__all__ = ["RoutingBackend", "check_routes"]

@@ -21,6 +21,7 @@ from tokentrail.answer import (
     ModelCard,
     ModelDetails,
     Prompt,
+    TargetState,
     TokenText,
 )
 from tokentrail.gateway.config import Deployment, LocalModel, RemoteModel, RouteSettings
@@ -39,9 +40,9 @@ from tokentrail.gateway.routing.plans import (
     unavailable,
 )
 from tokentrail.gateway.routing.rules import Rule
-from tokentrail.gateway.routing.targets import Chance, Target, TargetState, retryable
+from tokentrail.gateway.routing.targets import Chance, Target, retryable
 from tokentrail.journey import JourneyStore
-from tokentrail.protocol import EngineStats, InvalidRequest, TokentrailError
+from tokentrail.protocol import EngineStats, InvalidRequest, ModelNotFound, TokentrailError
 
 log = logging.getLogger(__name__)
 
@@ -390,7 +391,7 @@ class RoutingBackend:
     def _plan(self, name: str) -> Plan:
         plan = self._plans.get(name)
         if plan is None:
-            raise InvalidRequest(f"The model {name!r} does not exist.", param="model", code="model_not_found")
+            raise ModelNotFound(name)
         return plan
 
     async def _scenario(self, plan: Plan, request: AnswerRequest) -> Scenario | None:

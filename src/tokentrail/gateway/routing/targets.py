@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from tokentrail.answer import Backend
+from tokentrail.answer import Backend, TargetState
 from tokentrail.gateway.config import HealthSettings
 from tokentrail.gateway.routing.circuit import Circuit, State, Trial
 from tokentrail.protocol import (
@@ -61,32 +61,6 @@ class Counts(msgspec.Struct):
     """… because another one took long."""
     degraded: int = 0
     """… though it is not one of the route's own targets."""
-
-
-class TargetState(msgspec.Struct, kw_only=True):
-    """What people are told of a target."""
-
-    name: str
-    kind: str
-    """local or remote."""
-    state: str
-    """closed (it is asked), open (ejected), half_open (being tried), full, or down (its engine is being started)."""
-    since: float
-    """Wall clock."""
-    active: int
-    max_concurrent: int | None
-    share: float
-    """Part of its weight that it has now; below 1 while it is coming back."""
-    opens_in_s: float
-    ejections: int
-    last_error: str | None
-    last_error_at: float | None
-    requests: int
-    failures: int
-    full: int
-    retries: int
-    hedges: int
-    degraded: int
 
 
 class Target:

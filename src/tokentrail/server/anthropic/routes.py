@@ -49,7 +49,9 @@ def create_router(state: ServerState) -> APIRouter:
             raise ModelNotFound(body.model)
         prompt = prompt_of(body)
         # A long text takes a while, which must not hold up streams.
-        ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
+        ids = await asyncio.get_running_loop().run_in_executor(
+            None, backend.for_model(body.model).tokenize, prompt
+        )
         return json_response(TokenCount(len(ids)))
 
     models = APIRouter(prefix="/v1/models", route_class=_VersionedRoute, include_in_schema=False)

@@ -15,6 +15,7 @@ from tokentrail.server.errors import ErrorBody, error_json
 from tokentrail.server.generation import Question, prompt_ids
 from tokentrail.server.llama_cpp.requests import CompletionRequest
 from tokentrail.server.llama_cpp.responses import Completion, Probability, Timings, TokenProbabilities
+from tokentrail.server.naming import find_model
 from tokentrail.server.openai.scores import finite
 from tokentrail.server.sse import MEDIA_TYPE, event, raw_event
 
@@ -124,7 +125,7 @@ class CompletionDialect:
 
     def ended(self, part: Completion, answer: Answer, end: Choice | Chunk, new_line: bool) -> Completion:
         """With why and how the answer ended."""
-        context = self._backend.models()[0].max_model_len
+        context = find_model(self._backend, self.model).max_model_len
         word = end.stop_reason if isinstance(end.stop_reason, str) else ""
         length = end.finish_reason == "length"
         part.stop = True
@@ -136,7 +137,7 @@ class CompletionDialect:
         if isinstance(prompt, TextPrompt):
             part.prompt = prompt.text
         else:
-            part.prompt = self._backend.detokenize(prompt_ids(answer, part.index))
+            part.prompt = self._backend.for_model(self.model).detokenize(prompt_ids(answer, part.index))
         part.has_new_line = new_line
         part.truncated = length and part.tokens_evaluated + part.tokens_predicted >= context
         part.stop_type = "limit" if length else "word" if word else "eos"

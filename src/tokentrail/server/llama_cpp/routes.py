@@ -56,7 +56,10 @@ def create_router(state: ServerState) -> APIRouter:
         loop = asyncio.get_running_loop()
         prompts, bias = await loop.run_in_executor(
             None,
-            lambda: (prompts_of(body.prompt, backend, choices=body.choices), logit_bias_of(body, backend)),
+            lambda: (
+                prompts_of(body.prompt, backend.for_model(model), choices=body.choices),
+                logit_bias_of(body, backend.for_model(model)),
+            ),
         )
         dialect = CompletionDialect(body, model, prompts, bias, backend, listed=several(body))
         return Generation(state, request, dialect)
@@ -84,7 +87,7 @@ def create_router(state: ServerState) -> APIRouter:
                 "/infill is not supported: this model has no tokens for filling in the middle of a text."
             )
         loop = asyncio.get_running_loop()
-        bias = await loop.run_in_executor(None, logit_bias_of, body, backend)
+        bias = await loop.run_in_executor(None, logit_bias_of, body, backend.for_model(model))
         dialect = CompletionDialect(body, model, [body.infill], bias, backend, listed=several(body))
         return Generation(state, request, dialect)
 
@@ -94,7 +97,9 @@ def create_router(state: ServerState) -> APIRouter:
         backend = state.backend_for(request)
         model = _model(backend, body.model)
         given, field = (body.content, "content") if body.input is None else (body.input, "input")
-        prompts = await asyncio.get_running_loop().run_in_executor(None, prompts_of, given, backend, field)
+        prompts = await asyncio.get_running_loop().run_in_executor(
+            None, prompts_of, given, backend.for_model(model), field
+        )
         normalize = body.embd_normalize == 2
         made = await embed(state, request, model, prompts, normalize=normalize, field=field)
         vectors = await as_numbers(made)

@@ -39,6 +39,7 @@ class OpenAIDialect(Generic[Body]):
             tokens_by_id=bool(body.return_tokens_as_token_ids),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            user=body.user,
             **options,
         )
 

@@ -34,6 +34,7 @@ def question_of(body: ResponsesRequest, prompt: ChatPrompt) -> Question:
         chat=_options(body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        user=body.user,
         names=NAMES,
     )
 

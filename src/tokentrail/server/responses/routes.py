@@ -64,7 +64,9 @@ def create_router(state: ServerState) -> APIRouter:
             raise ModelNotFound(body.model)
         prompt = prompt_of(body, *await _told(store, request.state.identity.tenant, body))
         # A long text takes a while, which must not hold up streams.
-        ids = await asyncio.get_running_loop().run_in_executor(None, backend.tokenize, prompt)
+        ids = await asyncio.get_running_loop().run_in_executor(
+            None, backend.for_model(body.model).tokenize, prompt
+        )
         return json_response(InputTokens(input_tokens=len(ids)))
 
     @router.get("/{id}", openapi_extra=answers(ResponseBody))
@@ -149,7 +151,9 @@ async def _fitting(backend: Backend, body: ResponsesRequest, prompt: ChatPrompt)
     room = context - max(1, body.max_output_tokens or 1)
     # Counting takes a while, which must not hold up streams.
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, cut_to_fit, prompt, lambda one: len(backend.tokenize(one)), room)
+    return await loop.run_in_executor(
+        None, cut_to_fit, prompt, lambda one: len(backend.for_model(body.model).tokenize(one)), room
+    )
 
 
 def _kept(store: ResponseStore, request: Request, id: str) -> Kept:
