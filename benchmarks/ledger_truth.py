@@ -14,6 +14,8 @@ What must hold, and is checked request by request and in sums:
 - killed (its server died): what had begun to come has one row. `interrupted`: at most what came. `done`: its last row
   was written and its last word did not get out; then all that was asked is billed, and of a stream all but what goes
   with the last word came;
+- refused (503, where a machine was too busy to write in time): nothing billed; failed (an error ended the stream): as
+  left, and `failed`;
 - nothing else is in the ledger, and the command's sums are the sums of all this.
 """
 
@@ -105,7 +107,9 @@ class Client:
         head, _, body = data.partition(b"\r\n\r\n")
         if not body:
             return
-        assert b" 200 " in head.split(b"\r\n")[0], data
+        if b" 200 " not in head.split(b"\r\n")[0]:
+            self.end = "refused"
+            return
         answer = json.loads(body)
         self._tells(answer["usage"])
         self.came = len(answer["choices"][0]["logprobs"]["tokens"])
@@ -113,12 +117,17 @@ class Client:
 
     async def _stream(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
+            if line.startswith(b"HTTP/1.1 5"):
+                self.end = "refused"
+                return
             if self.leaves is not None and self.came >= self.leaves and line.startswith(b"data: "):
                 self.end = "left"
                 return
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
-                assert "error" not in event, event
+                if "error" in event:
+                    self.end = "failed"
+                    return
                 for choice in event["choices"]:
                     self.came += len(choice["logprobs"]["tokens"]) if choice["logprobs"] else 0
                 if event.get("usage"):
@@ -258,12 +267,17 @@ def wrong(client: Client, row: dict[str, Any] | None) -> str:
             return "it ended, and the ledger does not say so"
         if client.usage != {name: row[name] for name in KEYS} or client.came != billed:
             return f"it told {client.usage}"
-    elif client.end == "left":
+    elif client.end == "refused":
+        return "billed" if billed else ""
+    elif client.end in ("left", "failed"):
         if row is None:
             return "it has no row" if client.came else ""
         if state == "interrupted":  # the server died before it noticed
             return "billed above what was sent" if billed > client.came else ""
-        if state not in ("aborted", "done") or not client.came <= billed <= client.tokens:
+        if (
+            state not in (("aborted", "done") if client.end == "left" else ("failed",))
+            or not client.came <= billed <= client.tokens
+        ):
             return "not between what came and what was asked"
         if state == "done" and billed != client.tokens:
             return "done, but not all of it"

@@ -16,6 +16,8 @@ import httpx
 import pytest
 import yaml
 
+from tokentrail.gateway.config import load
+from tokentrail.gateway.database.database import resolve
 from tokentrail.observability import Metrics
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -89,6 +91,17 @@ def test_probes_and_units_name_what_there_is() -> None:
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (DEPLOY / source).exists()
+
+
+def test_the_deployment_file_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTGRES_PASSWORD", "secret")
+    settings = load(DEPLOY / "gateway/deploy.yaml")
+    assert settings.ledger is not None
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    url = resolve(settings.database or "", DEPLOY)
+    assert url.host in compose["services"]
+    database = compose["services"][url.host]["environment"]
+    assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
 
 
 @pytest.mark.skipif(

@@ -30,8 +30,13 @@ class LedgerSettings(Settings):
     )
     on_failure: Literal["refuse", "spool"] = Field(
         "refuse",
-        description="While the database fails: refuse: new requests get 503; spool: rows are kept in a file beside "
-        "this one, and written to the database when it is back.",
+        description="While the database fails: refuse: new requests get 503; spool: rows are kept in a file, "
+        "and written to the database when it is back.",
+    )
+    spool_folder: str | None = Field(
+        None,
+        min_length=1,
+        description="Where such files are kept, relative to this file. Without it, beside it.",
     )
     patience_s: float = Field(
         10.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _REFUSALS = 0.25
 """Seconds in which rows of refused requests gather: nobody waits for them."""
 _DAY = 86_400
+_WAKING = 0.5
+"""Seconds in which a process that was stopped has caught up with what it was doing."""
 
 
 class LedgerUnavailable(TokentrailError):
@@ -40,23 +43,27 @@ class LedgerUnavailable(TokentrailError):
 class Ledger:
     """Of one server. Its methods are called on the event loop, but for `open` and `close`, which block."""
 
-    def __init__(
-        self, database: Database, settings: LedgerSettings, prices: PriceList, spool_folder: Path
-    ) -> None:
+    def __init__(self, database: Database, settings: LedgerSettings, prices: PriceList, folder: Path) -> None:
+        """`folder`: the deployment file's."""
         self.settings = settings
         self.prices = prices
         """May be replaced: what is asked from then on costs that."""
         self._database = database
-        self._folder = spool_folder
+        self._folder = folder if settings.spool_folder is None else folder / settings.spool_folder
         self._running: dict[int, Callable[[], bool]] = {}
         """By entry: takes a checkpoint of those that are streamed, and says whether something has changed."""
         self._entries: dict[int, Entry] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._second, self._refused = 0, 0
         self._swept = time.monotonic()
+        self._suspected: float | None = None
 
     def open(self) -> None:
-        """End what died, and take up what was left in files. Raises `DatabaseFailure`."""
+        """End what died, and take up what was left in files. Raises a `TokentrailError` that says why it cannot."""
+        if not self._folder.is_dir():
+            raise TokentrailError(
+                f"ledger.spool_folder: {self._folder} is no folder. Make it, or name another."
+            )
         with self._database.write() as connection:
             self.instance = store.register(connection)
             ended = store.bill_the_dead(connection, self.instance, self.settings.lease_s)
@@ -85,10 +92,7 @@ class Ledger:
     def check(self) -> None:
         """Raises `LedgerUnavailable` where nothing may be used since it could not be written down."""
         writer = self.writer
-        if writer.full or (
-            self.settings.on_failure == "refuse"
-            and (writer.failing or writer.stuck(self.settings.patience_s))
-        ):
+        if writer.full or (self.settings.on_failure == "refuse" and (writer.failing or self._stuck())):
             raise LedgerUnavailable
 
     def begin(self, request: AnswerRequest | EmbeddingRequest) -> Entry:
@@ -117,12 +121,13 @@ class Ledger:
         writer = self.writer
         if entry.batch <= writer.done:
             return
-        try:
-            await asyncio.wait_for(writer.wait(entry.batch), self.settings.patience_s)
-            return
-        except asyncio.TimeoutError:
-            if self.settings.on_failure == "refuse":
-                raise LedgerUnavailable from None
+        # Twice: if the process was stopped meanwhile, its writer had no more time than it.
+        for _ in range(2):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(writer.wait(entry.batch), self.settings.patience_s / 2)
+                return
+        if self.settings.on_failure == "refuse":
+            raise LedgerUnavailable
         # The thread waits for a database that does not answer.
         try:
             await asyncio.get_running_loop().run_in_executor(None, writer.spool.append, [entry.row()])
@@ -182,6 +187,16 @@ class Ledger:
         for row in rows:
             if row[0] in self._entries:  # it has not ended meanwhile
                 self.writer.put(row, SOON)
+
+    def _stuck(self) -> bool:
+        """Whether the writer waits for the database, and it was not this process or machine that slept."""
+        if not self.writer.stuck(self.settings.patience_s):
+            self._suspected = None
+            return False
+        now = time.monotonic()
+        if self._suspected is None:
+            self._suspected = now
+        return now - self._suspected > _WAKING
 
     # --- in the writer's thread --------------------------------------------------------------------
 
