@@ -164,6 +164,7 @@ def _of_bytes(
             KeyError,
             IndexError,
             TypeError,
+            AttributeError,
             ArithmeticError,
             LookupError,
             MemoryError,
