@@ -12,8 +12,7 @@ What must hold, and is checked request by request and in sums:
   what the server had handed to the connection when it noticed, which is never above what was asked (if the server
   died before it noticed: as the next);
 - killed (its server died): what had begun to come has one row. `interrupted`: at most what came. `done`: its last row
-  was written and its last word did not get out; then all that was asked is billed, and of a stream all but what goes
-  with the last word came;
+  was written and its last word did not get out; then all that was asked is billed, and of a stream all of it came;
 - refused (503, where a machine was too busy to write in time): nothing billed; failed (an error ended the stream): as
   left, and `failed`;
 - nothing else is in the ledger, and the command's sums are the sums of all this.
@@ -288,7 +287,7 @@ def wrong(client: Client, row: dict[str, Any] | None) -> str:
             return "billed above what was sent"
     elif state != "done" or billed != client.tokens:
         return "neither interrupted nor done"
-    elif client.streamed and client.came < client.tokens - 1:
+    elif client.streamed and client.came != client.tokens:
         return "its end was written before the rest was sent"
     return ""
 

@@ -63,6 +63,8 @@ class Handling(msgspec.Struct, kw_only=True):
     """W3C trace context (`traceparent`) of the request's span, to be told to whoever is asked for its sake."""
     billed: Usage | None = None
     """What the ledger has it down for in the end; None: it is not over, or there is no ledger."""
+    ends_late: bool = False
+    """The answer's end is told later than its last chunk, which must have been sent by then."""
 
 
 class TargetState(msgspec.Struct, kw_only=True):

@@ -71,8 +71,8 @@ def check(
         print(f"  database: {database.name}")
         database.close()
     if (ledger := gateway.settings.ledger) is not None:
-        kept = "for good" if ledger.keep_days is None else f"for {ledger.keep_days} days"
-        print(f"  ledger: rows are kept {kept}; while the database fails: {ledger.on_failure}")
+        time = "for good" if ledger.keep_days is None else f"for {ledger.keep_days} days"
+        print(f"  ledger: rows are kept {time}; while the database fails: {ledger.on_failure}")
     if (prices := gateway.settings.prices) is not None:
         print(f"  prices: of {len(prices.models)} models, in {prices.currency}")
     for one in gateway.settings.filters:

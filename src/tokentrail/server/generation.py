@@ -129,6 +129,7 @@ class Generation(Response):
         """Set once its headers are sent: from then on errors are part of it."""
         self._responding = False
         self._names: Mapping[str, str] = {}
+        self._handling = Handling()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -191,6 +192,7 @@ class Generation(Response):
             deadline=None if timeout is None else caller["received"] + timeout,
             **caller,
         )
+        self._handling = request.handling
         return await backend.open(request)
 
     async def _send_stream(self, answer: Answer, send: Send) -> None:
@@ -221,7 +223,6 @@ class Generation(Response):
         while batch is not None:
             for chunk in batch:
                 data += stream.chunk(chunk)
-            # The last text goes with the end of the body.
             if data and not self._ends(answer, batch[-1]):
                 began = time.monotonic()
                 await send(_body(data))
@@ -232,10 +233,9 @@ class Generation(Response):
             batch = await anext(chunks, None)
         await send(_body(data + stream.end(), more=False))
 
-    @staticmethod
-    def _ends(answer: Answer, chunk: Chunk) -> bool:
-        """Whether `chunk` is known to be the answer's last."""
-        return answer.num_choices == 1 and chunk.finish_reason is not None
+    def _ends(self, answer: Answer, chunk: Chunk) -> bool:
+        """Whether `chunk` is known to be the answer's last, and so goes with the end of the body."""
+        return chunk.finish_reason is not None and answer.num_choices == 1 and not self._handling.ends_late
 
     def _direct(self, answer: Answer, stream: Stream) -> Callable[[Chunk], bool] | None:
         """Writes a chunk to the client as soon as it is made; None where only `send` can."""

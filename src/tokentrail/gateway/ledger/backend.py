@@ -64,6 +64,7 @@ class LedgerBackend(ForwardingBackend):
     async def open(self, request: AnswerRequest) -> Answer:
         self._ledger.check()
         answer = await self.inner.open(request)
+        request.handling.ends_late = request.streamed
         return LedgerAnswer(answer, self._ledger.begin(request), request.handling, self._ledger)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
@@ -135,6 +136,10 @@ class LedgerAnswer(ForwardingAnswer):
                     await ledger.written(entry)
                     first = False
                 yield self._passing(chunks)
+            if entry.streamed:
+                # What was handed to the connection in this turn of the loop is sent at its end, and so before the row
+                # says that all of it was.
+                await asyncio.sleep(0)
             self._bill(self.inner.usage)
             self._over = True
             self._handling.billed = entry.billed
