@@ -189,7 +189,7 @@ def test_what_is_refused_has_a_line_that_names_the_parameter(
     assert lines[1].endswith(f"{path}: 400 invalid_request_error (temperature)")
     assert lines[2] == f"POST {path}: 400 invalid_request_error (stop)"
     assert lines[3].endswith(f"{path}: 400 invalid_request_error (messages[0].role)")
-    assert lines[4] == r"GET '/nowhere\nx': 404 unknown_url"
+    assert lines[4] == "GET an unknown path: 404 unknown_url"
     assert len(lines) == 5, "one line each"
     assert "secret" not in caplog.text
 

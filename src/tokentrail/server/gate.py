@@ -27,7 +27,6 @@ from tokentrail.server.errors import (
     error_response,
     log_internal,
     openai_shape,
-    printable,
 )
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import DETAILED_PATHS, OPEN_PATHS, Keys, NoKey
@@ -175,7 +174,8 @@ class Gate:
             # Those that reach a model have a line of their own.
             problem = state.get("problem")
             if self.log_requests and isinstance(problem, TokentrailError):
-                log.info("%s %s: %s", _method(scope), printable(scope["path"]), describe(problem))
+                # The route's pattern: a path may hold anything.
+                log.info("%s %s: %s", _method(scope), _route(scope, "an unknown path"), describe(problem))
             if observer is not None and observed is not None:
                 observer.end(
                     observed,
@@ -232,6 +232,6 @@ def _method(scope: Scope) -> str:
     return method if method in _METHODS else "other"
 
 
-def _route(scope: Scope) -> str:
+def _route(scope: Scope, unknown: str = "other") -> str:
     """The route's pattern: a bounded number of names, whatever is asked for."""
-    return getattr(scope.get("route"), "path", "other")
+    return getattr(scope.get("route"), "path", unknown)

@@ -78,6 +78,7 @@ def _asks_for_nothing(value: Any) -> bool:
     return isinstance(value, (list, dict)) and not value
 
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _told: set[str] = set()
 _MOST_TOLD = 100
 
@@ -86,7 +87,9 @@ def _ignored(name: str) -> None:
     """Log an unknown parameter once; only its name, and not without end."""
     if name not in _told and len(_told) < _MOST_TOLD:
         _told.add(name)
-        log.warning("ignoring the unknown parameter %r", name[:80])
+        # What is no name may be anything, and is not for logs.
+        shown = repr(name) if _NAME.fullmatch(name) else "whose name is no name"
+        log.warning("ignoring the unknown parameter %s", shown)
 
 
 async def read_json(request: Request, model: type[Model], limit: int, *, any_type: bool = False) -> Model:
