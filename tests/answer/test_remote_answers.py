@@ -284,8 +284,18 @@ async def test_however_the_bytes_are_cut_the_answer_is_the_same(kind: str) -> No
 
 async def test_chunks_are_handed_to_who_takes_them_in_order_and_once() -> None:
     count = 200
-    given = [piece(f"{number} ") for number in range(count)]
-    async with ScriptedUpstream(events(*given, piece(reason="stop"), USAGE)) as upstream:
+
+    async def play(asked: Asked, line: Line) -> None:
+        await line.begin()
+        for number in range(count):
+            await line.event(piece(f"{number} "))
+            for _ in range(number % 5):  # some together, some alone
+                await asyncio.sleep(0)
+        for event in (piece(reason="stop"), USAGE):
+            await line.event(event)
+        await line.end()
+
+    async with ScriptedUpstream(play) as upstream:
         answer = await backend_for(upstream).open(request())
         got: list[Chunk] = []
         offered = 0
@@ -307,18 +317,28 @@ async def test_chunks_are_handed_to_who_takes_them_in_order_and_once() -> None:
 
 
 async def test_an_error_of_who_takes_ends_the_answer() -> None:
-    async with ScriptedUpstream(events(*[piece("x")] * 50, piece(reason="stop"))) as upstream:
+    read = asyncio.Event()
+
+    async def play(asked: Asked, line: Line) -> None:
+        await line.begin()
+        await line.event(piece("x"))
+        await read.wait()
+        await line.event(piece("y"))
+        await line.gone.wait()
+
+    async with ScriptedUpstream(play) as upstream:
         answer = await backend_for(upstream).open(request())
 
         def take(chunk: Chunk) -> bool:
             raise KeyError("mine")
 
-        async def read() -> None:
+        async def reading() -> None:
             async for _ in answer:
                 answer.divert(take)
+                read.set()
 
         with pytest.raises(KeyError):
-            await read()
+            await reading()
         await answer.aclose()
 
 
@@ -707,13 +727,11 @@ async def test_tokens_where_the_upstream_tells_them() -> None:
     loop = asyncio.get_running_loop()
     async with ScriptedUpstream(play, owner="vllm") as upstream:
         backend = backend_for(upstream, kind="vllm")
-        await backend.start()
         assert await loop.run_in_executor(None, backend.tokenize, TextPrompt("x")) == [1, 2]
         assert await loop.run_in_executor(None, backend.detokenize, [1, 2]) == "text"
         chat = ChatPrompt(messages=[{"role": "user", "content": "x"}])
         assert await loop.run_in_executor(None, backend.render, chat) == "text"
         cloud = backend_for(upstream)
-        await cloud.start()
         with pytest.raises(InvalidRequest, match="not told for the model ours"):
             await loop.run_in_executor(None, cloud.tokenize, TextPrompt("x"))
         with pytest.raises(InvalidRequest):

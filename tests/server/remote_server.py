@@ -21,12 +21,7 @@ class RemoteServer(ScriptedServer):
 
     def open(self) -> None:
         self.backend = RemoteBackend(self._target, journeys=self.state.journeys, metrics=self.state.metrics)
-        self.call_soon(self.backend.start())
         self.state.open(self.backend)
-
-    def call_soon(self, work: Any) -> None:
-        """On the server's loop, from itself."""
-        self._starting = self.loop.create_task(work)
 
     def close(self) -> None:
         self.call(self.backend.aclose())

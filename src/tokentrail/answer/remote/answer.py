@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,6 +35,14 @@ _GRACE = 0.05
 _LARGEST_ANSWER = 64 * 1024 * 1024
 _LARGEST_REFUSAL = 64 * 1024
 _BADNESS = {"stop": 0, "tool_calls": 0, "content_filter": 0, "length": 1}
+
+
+class _Told(Exception):
+    """The upstream says within its answer that it failed."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
 
 
 class Place(Protocol):
@@ -91,12 +99,14 @@ class RemoteAnswer:
         self._response_headers: dict[str, str] = {}
         self._events: EventReader | None = None
         self._body = bytearray()
+        self._arrived: list[bytes] = []
+        """Pieces of the stream, in the call in which they arrive."""
         self._again = False
         """To be asked once more: nothing has come, for a reason that will not come again."""
         # What is told to who iterates.
         self._ready: list[Chunk] = []
-        self._held: list[Chunk] = []
-        """The last chunks, until the tokens have been counted."""
+        self._pending: Chunk | None = None
+        """The latest, to which what arrives at the same time is added; the last, until the tokens have been counted."""
         self._backlog = 0
         self._paused = False
         self._take: Callable[[Chunk], bool] | None = None
@@ -239,13 +249,31 @@ class RemoteAnswer:
             if self._status != 200 and len(self._body) > _LARGEST_REFUSAL:
                 self._refused()
             return
+        self._arrived.append(data)
+
+    def settle(self) -> None:
+        """What has arrived at the same time is read at once, and texts are joined: where many events are waiting, as
+        they are when a machine is busy, they cost less.
+        """
+        if not self._arrived or self._done or self._events is None:
+            return
+        arrived, self._arrived = self._arrived, []
+        data = arrived[0] if len(arrived) == 1 else b"".join(arrived)
+        tokens = 0
         for event in self._events.feed(data):
             if event == b"[DONE]":
                 self._finish()
             elif event:
-                self._read(read_event(event), event)
+                tokens += self._read(read_event(event), event)
             if self._done:
-                return
+                break
+        if tokens:
+            self._observe(tokens)
+        if self._done:
+            return
+        if self._pending is not None and self._reader.unfinished:
+            pending, self._pending = self._pending, None
+            self._hand(pending)
         if self._ready:
             self._backlog += len(data)
             if self._backlog > _BACKLOG and not self._paused and self._connection is not None:
@@ -254,6 +282,7 @@ class RemoteAnswer:
                 self._connection.pause()
 
     def end(self) -> None:
+        self.settle()
         if self._done:
             return
         if self._status != 200:
@@ -261,13 +290,19 @@ class RemoteAnswer:
             return
         if self._events is None:
             body = bytes(self._body)
-            self._read(read_event(body), body)
+            self._observe(self._read(read_event(body), body))
         if not self._done:
             self._finish()
 
     def failed(self, error: Exception) -> None:
         if self._done:
             return
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            if not self._reader.unfinished:
+                self._pending = pending
+            else:
+                self._hand(pending)  # what came before it is told before it
         if isinstance(error, ConnectionLost):
             if error.unused:
                 self._connection = None
@@ -277,7 +312,9 @@ class RemoteAnswer:
             if self._events is not None and not self._reader.unfinished:
                 self._finish()  # all has come but the count of tokens
                 return
-        if isinstance(error, Unreadable):
+        if isinstance(error, _Told):
+            error = failures.told(self._place.target, error.value, sent=self._sent)
+        elif isinstance(error, Unreadable):
             error = failures.unreadable(self._place.target, str(error), sent=self._sent)
         elif isinstance(error, GaveUp):
             error = failures.broken(self._place.target, ConnectionLost(unused=False), sent=self._sent)
@@ -287,23 +324,24 @@ class RemoteAnswer:
     def _done(self) -> bool:
         return self._over or self._error is not None
 
-    def _read(self, event: Event, raw: bytes) -> None:
+    def _read(self, event: Event, raw: bytes) -> int:
+        """Returns how many tokens it brought."""
         reader = self._reader
         if event.error is not None or event.object == "error":
             value = event.error if event.error is not None else msgspec.json.decode(raw)
-            raise failures.told(self._place.target, value, sent=self._sent)
-        chunks = reader.read(event)
-        if chunks:
-            self._observe(reader.new_tokens)
-        for chunk in chunks:
+            raise _Told(value)
+        for chunk in reader.read(event):
             if self._journey is not None and self._journey.keep_text:
                 self._keep_text(chunk)
-            if reader.unfinished:
-                self._hand(chunk)
-            else:
-                self._held.append(chunk)
+            pending = self._pending
+            if pending is not None and _joined(pending, chunk):
+                continue
+            self._pending = chunk
+            if pending is not None:
+                self._hand(pending)
         if not reader.unfinished and event.usage is not None:
             self._finish()
+        return reader.new_tokens
 
     def _observe(self, tokens: int) -> None:
         timing, timeouts = self.timing, self._place.target.timeouts
@@ -338,9 +376,9 @@ class RemoteAnswer:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.release()
-        held, self._held = self._held, []
-        for chunk in held:
-            self._hand(chunk)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._hand(pending)
         self._over = True
         self._stir()
 
@@ -457,3 +495,24 @@ class RemoteAnswer:
         if timing.first_token is not None and timing.last_token is not None and between > 0:
             seconds = (timing.last_token - timing.first_token) * self.num_choices
             metrics.per_output_token.observe(seconds / between)
+
+
+def _joined(chunk: Chunk, more: Chunk) -> bool:
+    """Add `more` to `chunk`, if they can be one."""
+    if (
+        chunk.index != more.index
+        or chunk.finish_reason is not None
+        or chunk.calls
+        or more.calls
+        or chunk.logprobs is not None
+        or more.logprobs is not None
+        or more.prompt_logprobs is not None
+        or (chunk.text and more.reasoning)
+    ):
+        return False
+    chunk.text += more.text
+    chunk.reasoning += more.reasoning
+    if more.token_ids:
+        chunk.token_ids = [*chunk.token_ids, *more.token_ids]
+    chunk.finish_reason, chunk.stop_reason = more.finish_reason, more.stop_reason
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import sys
 import time
@@ -86,6 +87,9 @@ class RemoteBackend:
         self._asking: Asking | None = None
         self._getting_known: asyncio.Task[Asking] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        """Where its connections live: other threads ask for tokens there."""
+        with contextlib.suppress(RuntimeError):
+            self._loop = asyncio.get_running_loop()
         self._created = int(time.time())
 
     async def aclose(self) -> None:
@@ -168,7 +172,6 @@ class RemoteBackend:
     # --- answers -------------------------------------------------------------------------------------
 
     async def open(self, request: AnswerRequest) -> RemoteAnswer:
-        self._loop = asyncio.get_running_loop()
         if request.received is None:
             request.received = time.time()
         if request.reveal or request.begun:
@@ -187,7 +190,6 @@ class RemoteBackend:
         return RemoteAnswer(self, request, asked, seed, estimate=_estimate(request.prompts))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        self._loop = asyncio.get_running_loop()
         received = time.time() if request.received is None else request.received
         asking = self._asking or await self._known()
         body = asking.embedding(request)
@@ -350,15 +352,10 @@ class RemoteBackend:
 
     # --- getting to know the upstream ------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Bind to the running event loop, so that other threads can ask for tokens before the first answer."""
-        self._loop = asyncio.get_running_loop()
-
     async def _known(self) -> Asking:
         """Once: what kind of upstream it is, and how long its context."""
         if self._asking is not None:
             return self._asking
-        self._loop = asyncio.get_running_loop()
         if self._getting_known is None or self._getting_known.done():
             self._getting_known = asyncio.ensure_future(self._get_known())
         # Who asks may go away; others wait for the same.
@@ -416,6 +413,7 @@ class RemoteBackend:
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float, id: str = ""
     ) -> bytes:
+        self._loop = asyncio.get_running_loop()
         data = b"" if body is None else msgspec.json.encode(body)
         head = self._head.request(method, path, data, id)
         return await call(self.pool, self.target, Call(head, seconds))

@@ -74,6 +74,9 @@ class _Whole:
         if len(self.body) > _LARGEST:
             raise ProtocolError("an answer without end")
 
+    def settle(self) -> None:
+        pass
+
     def end(self) -> None:
         self.whole = True
         if not self.done.done():

@@ -32,6 +32,10 @@ class ConnectionLost(Exception):
 class Exchange(ResponseReader, Protocol):
     """Who is told of one request's response. After `end` or `failed` nothing is told any more."""
 
+    def settle(self) -> None:
+        """All that has arrived by now has been told."""
+        ...
+
     def failed(self, error: Exception) -> None:
         """`ConnectionLost`, or `ProtocolError`, or what the reader itself raised."""
         ...
@@ -106,12 +110,14 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         try:
             parser.feed(data)
+            if exchange is not None:
+                exchange.settle()
         except Exception as error:
             self.abort()
             if exchange is not None:
                 exchange.failed(error)
             return
-        if parser.done:
+        if parser.done and self._parser is parser:
             self._exchange = None
             self._finished()
 

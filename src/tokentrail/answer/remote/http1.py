@@ -1,6 +1,6 @@
 """HTTP/1.1 responses as bytes arrive (RFC 9112), without I/O: strict, and bounded in all that is kept.
 
-A library's parser would do: h11, which the web server uses, takes ten times as long for each piece of a stream
+A library's parser would do, but h11, which the web server uses, takes seven times as long for each piece of a stream
 (docs/architecture.md, "remote upstreams"). What is not clear here is an error, since a connection that is read wrongly
 would give one request's answer to another.
 """
