@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import yaml
 
 from tokentrail.gateway.config import load
 from tokentrail.gateway.database.database import resolve
+from tokentrail.gateway.ledger.metrics import ledger_families
 from tokentrail.observability import Metrics
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -29,6 +31,8 @@ def known() -> set[str]:
     metrics = Metrics("m")
     metrics.filter_matches["rule", "input", "mask"] = 1
     metrics.http_response("GET", "/health", 200)
+    writer = SimpleNamespace(rows=0, commits=0, waiting=0)
+    metrics.more.append(lambda: ledger_families(SimpleNamespace(writer=writer, failing=False)))  # type: ignore[arg-type]
     names = set()
     for line in metrics.render()[0].decode().splitlines():
         if not line.startswith("#"):

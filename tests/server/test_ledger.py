@@ -137,6 +137,16 @@ def test_embeddings(ledgered: MakeLedgered) -> None:
     one = ledgered()
     usage = one.server.post("/v1/embeddings", {"model": MODEL, "input": ["one two", "three"]}).json()["usage"]
     (row,) = one.rows()
+    assert (
+        one.server.metric("tokentrail_ledger_failing")
+        == one.server.metric("tokentrail_ledger_waiting_rows")
+        == 0
+    )
+    assert (
+        one.server.metric("tokentrail_ledger_rows_total")
+        >= one.server.metric("tokentrail_ledger_commits_total")
+        > 0
+    )
     assert (row["state"], row["endpoint"], row["output_tokens"]) == ("done", "/v1/embeddings", 0)
     assert row["prompt_tokens"] == usage["prompt_tokens"] > 0
 

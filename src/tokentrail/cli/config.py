@@ -79,12 +79,12 @@ def check(
         if (asked := one.hook or one.moderation) is not None:
             kind = "hook" if one.hook is not None else "moderation"
             sides = " and ".join({"input": "prompts", "output": "answers"}[side] for side in one.applies_to)
-            what = one.action or "as it says"
-            print(f"  {kind} {one.name}: {what} in {sides}; without a verdict: {asked.on_failure}")
+            action = one.action or "as it says"
+            print(f"  {kind} {one.name}: {action} in {sides}; without a verdict: {asked.on_failure}")
     if (cache := gateway.settings.cache) is not None:
-        where = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
+        place = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
         outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""
-        print(f"  cache: answers, {where}, each for {cache.lifetime_s:g} s{outage}")
+        print(f"  cache: answers, {place}, each for {cache.lifetime_s:g} s{outage}")
 
 
 @commands.command()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,7 +172,9 @@ class Gateway:
         self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
         if self.ledger is not None:
             from tokentrail.gateway.ledger.backend import LedgerBackend, RefusalsBackend
+            from tokentrail.gateway.ledger.metrics import ledger_families
 
+            metrics.more.append(partial(ledger_families, self.ledger))
             backend = LedgerBackend(backend, self.ledger)
             # Whatever decides who may ask, and how much, belongs between these two.
             backend = RefusalsBackend(backend, self.ledger)

@@ -91,9 +91,13 @@ class Ledger:
 
     def check(self) -> None:
         """Raises `LedgerUnavailable` where nothing may be used since it could not be written down."""
-        writer = self.writer
-        if writer.full or (self.settings.on_failure == "refuse" and (writer.failing or self._stuck())):
+        if self.writer.full or (self.settings.on_failure == "refuse" and self.failing):
             raise LedgerUnavailable
+
+    @property
+    def failing(self) -> bool:
+        """The database does not take rows."""
+        return self.writer.failing or self._stuck()
 
     def begin(self, request: AnswerRequest | EmbeddingRequest) -> Entry:
         """`request` is admitted."""

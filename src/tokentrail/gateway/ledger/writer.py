@@ -98,6 +98,11 @@ class Writer:
         return not (self.failing or self._spooled)
 
     @property
+    def waiting(self) -> int:
+        """Rows that are not in the database yet, but for those on their way."""
+        return len(self._rows) + self._spooled
+
+    @property
     def full(self) -> bool:
         """So much waits that nothing may be added."""
         return len(self._rows) > _MOST_ROWS
