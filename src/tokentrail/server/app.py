@@ -15,7 +15,7 @@ from tokentrail import __version__
 from tokentrail.answer import Identity, TargetState
 from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import InvalidRequest, TokentrailError
-from tokentrail.server import about, batches, tokenizing, watching
+from tokentrail.server import about, batches, learning, tokenizing, watching
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
 from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
@@ -59,6 +59,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(tokenizing.create_router(state))
     app.include_router(about.create_router(state))
     app.include_router(watching.create_router(state))
+    app.include_router(learning.create_router(state))
     app.include_router(batches.create_router(app, state))
     if state.gateway is not None:
         from tokentrail.server import admin
