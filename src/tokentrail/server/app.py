@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, FastAPI
@@ -76,6 +78,7 @@ def create_app(state: ServerState) -> FastAPI:
     describe(app, lambda path: shape_of(path, shapes))
     app.add_exception_handler(TokentrailError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    paths = set(_paths(app.routes))
     app.add_middleware(
         Gate,
         keys=state.keys,
@@ -86,6 +89,7 @@ def create_app(state: ServerState) -> FastAPI:
         log_requests=config.log_requests,
         is_open=wants_page if config.ui else None,
         observer=lambda: state.observer,
+        paths=lambda: paths,
     )
     if config.allowed_origins:
         # Outside the gate: a browser must be able to read a refusal too, and its preflight has no key.
@@ -99,6 +103,14 @@ def create_app(state: ServerState) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     return app
+
+
+def _paths(routes: Iterable[Any]) -> Iterator[str]:
+    """Of all routes, those of routers that the framework keeps as they were included among them."""
+    for route in routes:
+        if isinstance(path := getattr(route, "path", None), str):
+            yield path
+        yield from _paths(getattr(getattr(route, "original_router", None), "routes", ()))
 
 
 def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -91,10 +91,11 @@ class Gate:
         log_requests: bool = True,
         is_open: Callable[[Scope], bool] | None = None,
         observer: Callable[[], Observer | None] = lambda: None,
+        paths: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """How errors look: `header_shapes`, for requests that have a header; `shapes`, by a path or its beginning;
         otherwise as OpenAI's. `is_open`: which requests need no key beside those of `OPEN_PATHS`. `observer`: who is
-        told of each request, by now.
+        told of each request, by now; `paths`: those that there are, by which requests are named that no route has seen.
         """
         self.app = app
         self.shapes = dict(shapes or {})
@@ -106,6 +107,7 @@ class Gate:
         self.hosts = hosts
         self.metrics = metrics
         self.observer = observer
+        self.paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -174,8 +176,9 @@ class Gate:
             # Those that reach a model have a line of their own.
             problem = state.get("problem")
             if self.log_requests and isinstance(problem, TokentrailError):
-                # The route's pattern: a path may hold anything.
-                log.info("%s %s: %s", _method(scope), _route(scope, "an unknown path"), describe(problem))
+                # Not the path itself: it may hold anything.
+                known = scope["path"] if scope["path"] in self.paths() else "an unknown path"
+                log.info("%s %s: %s", _method(scope), _route(scope, known), describe(problem))
             if observer is not None and observed is not None:
                 observer.end(
                     observed,
