@@ -31,7 +31,7 @@ def memory_of(config: EngineConfig, model: str) -> MemoryAnswer:
     return MemoryAnswer(
         model=model,
         parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
-        stored_as=checkpoint.quantization or _main_format(checkpoint.tensors.values()),
+        stored_as=_main_format(checkpoint.tensors.values()),
         weights=footprint.weights,
         buffers=footprint.buffers,
         formats=[Format(name=name, bytes=nbytes) for name, _, nbytes in formats_of(checkpoint, backend)],
