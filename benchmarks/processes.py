@@ -22,9 +22,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: Sequence[str], url: str, *, timeout: float = 120.0) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` until the block ends; the block begins when `url`/health answers 200."""
-    with tempfile.TemporaryFile() as log:
+def server(
+    command: Sequence[str], url: str, *, timeout: float = 120.0, log_file: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `command` until the block ends; it begins when `url`/health answers 200. `log_file`: for what it says."""
+    with tempfile.TemporaryFile() if log_file is None else log_file.open("wb+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             _wait_until_healthy(process, url, timeout)

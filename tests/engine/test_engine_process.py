@@ -24,6 +24,7 @@ from schedules import Answer
 from tokentrail.engine import EngineClient, EngineConfig
 from tokentrail.engine.child import EngineChild
 from tokentrail.protocol import (
+    Abort,
     Delta,
     EngineDead,
     FinishReason,
@@ -474,6 +475,16 @@ def test_it_all_works_on_uvloop() -> None:
             os.kill(client.pid, signal.SIGKILL)
             assert await task == expect(item, CONTEXT)
             assert client.restarts == 1
+            # A request that comes when the socket is closed, and the death not known yet: uvloop refuses to write then.
+            assert client.pid is not None
+            child = client._child
+            assert child is not None
+            assert child._connection.transport is not None
+            os.kill(client.pid, signal.SIGKILL)
+            await until(child._connection.transport.is_closing)
+            child.send(Abort(["b"]))
+            item = request("c", [3, 4])
+            assert await collect(client, item) == expect(item, CONTEXT)
 
     _run(main)
 

@@ -40,7 +40,7 @@ def check(
     for model in settings.models:
         hidden = ", hidden" if model.hidden else ""
         if isinstance(model, RemoteModel):
-            print(f"  model {model.name}: {model.model or model.name} at {_host(model.url)}{hidden}")
+            print(f"  model {model.name}: {model.model or model.name} at {model.url}{hidden}")
         else:
             cores = served[model.name].cores
             many = (
@@ -103,15 +103,6 @@ def migrate(
     print(
         f"{database.name}: " + (f"is of revision {now}" if before == now else f"{before or 'empty'} → {now}")
     )
-
-
-def _host(url: str) -> str:
-    """Without what may be a password in it."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    port = "" if parts.port is None else f":{parts.port}"
-    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
 
 def _ranges(cores: Sequence[int]) -> str:

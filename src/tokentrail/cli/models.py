@@ -90,7 +90,8 @@ def _served(model: LocalModel, folder: Path) -> ServedModel:
         config = engine.engine_config(_find(model.model, folder))
     except typer.BadParameter as error:
         hint = str(error.param_hint or "").lstrip("-")
-        raise _FlagError(f"{hint + ': ' if hint else ''}{error.message}.", hint) from None
+        name = next((one for one in model.flags if one.replace("_", "-") == hint), "")
+        raise _FlagError(f"{hint + ': ' if hint else ''}{error.message}.", name) from None
     cores = model.core_sets
     if cores is None and model.replicas > 1:
         cores = divide(own_cores(), model.replicas)
@@ -110,7 +111,12 @@ def _find(model: str, folder: Path) -> str | None:
     if model == "demo":
         return None
     beside = folder / model
-    return str(beside) if beside.exists() else model
+    if beside.exists():
+        return str(beside)
+    is_path = model.startswith((".", "/", "~")) or model.lower().endswith(".gguf")
+    if is_path and not Path(model).expanduser().exists():
+        raise TokentrailError(f"there is no file or folder {model}, neither here nor beside this file.")
+    return model
 
 
 def _read_flags(flags: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions]:
@@ -147,5 +153,8 @@ def _read_flags(flags: Mapping[str, Any]) -> tuple[EngineOptions, TextOptions]:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        raise _FlagError(" ".join(message().split())) from None
+        written = {"--" + name.replace("_", "-").lstrip("-"): name for name in flags}
+        options = getattr(getattr(error, "param", None), "opts", ())
+        name = next((written[one] for one in options if one in written), "")
+        raise _FlagError(" ".join(message().split()).rstrip(".") + ".", name) from None
     return read[0]

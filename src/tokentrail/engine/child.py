@@ -164,12 +164,17 @@ class EngineChild:
         raise EngineDead(f"The engine process ended before it was ready ({self.exit_status}).")
 
     def send(self, message: RequestMessage) -> None:
-        """Hand over a message. It never waits: what the socket does not hold yet is kept here."""
+        """Hand over a message. It never waits: what the socket does not hold yet is kept here. What is sent to a
+        process that has just died is lost, as it would be a moment earlier.
+        """
         self._write(frame(message))
 
     def _write(self, data: bytearray) -> None:
-        assert self._connection.transport is not None
-        self._connection.transport.write(data)
+        transport = self._connection.transport
+        assert transport is not None
+        # uvloop's transports raise when they are closed, asyncio's do not.
+        if not transport.is_closing():
+            transport.write(data)
 
     def listen(self, handler: Callable[[EngineMessage], None]) -> None:
         """Call `handler` with each message after `ready`'s, until the process is `dead`."""

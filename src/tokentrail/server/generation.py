@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from starlette.requests import Request
@@ -84,6 +84,15 @@ class Stream(Protocol):
 
     def failed(self, error: Exception) -> bytes:
         """The stream's last words, instead of `end`."""
+        ...
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A stream that names who answers."""
+
+    def settled(self) -> None:
+        """It began before the first chunk had come: routes may have chosen another one since."""
         ...
 
 
@@ -209,10 +218,13 @@ class Generation(Response):
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             self._stream = stream
             data = stream.start()
-            if not first.done():
+            early = not first.done()
+            if early:
                 await send(_body(data))
                 data = b""
             batch = await first
+            if early and isinstance(stream, Settling):
+                stream.settled()
         finally:
             if not first.done():
                 first.cancel()

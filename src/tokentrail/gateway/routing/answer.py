@@ -27,7 +27,7 @@ DEGRADED = "x-tokentrail-degraded"
 class _Asked:
     """Who has taken the request."""
 
-    __slots__ = ("answer", "attempt", "chunks", "group", "started")
+    __slots__ = ("answer", "attempt", "began", "chunks", "group", "started")
 
     def __init__(self, answer: Answer, group: Group, attempt: Attempt | None) -> None:
         """`attempt`: None of an answer that was kept."""
@@ -36,11 +36,14 @@ class _Asked:
         self.attempt = attempt
         self.chunks = aiter(answer)
         self.started = time.time()
+        self.began = False
+        """Something of it has come."""
 
 
 class RoutedAnswer:
     """See `answer.backend.Answer`. Until the first piece has come, another target may take the first one's place; from
-    then on all is its own: what it says of itself is what the target's answer says.
+    then on all is its own: what it says of itself is what the target's answer says. Of an answer that is not streamed
+    the client has nothing before its end, so a remote one is taken as a whole.
     """
 
     usage: Usage
@@ -254,7 +257,8 @@ class RoutedAnswer:
                 )
                 if not done:
                     hedge_after = None
-                    found = self._choose(hedge=True)
+                    slow = not any(asked.began for asked in self._open)
+                    found = self._choose(hedge=True) if slow else None
                     if found is not None:
                         waiting = {*waiting, asyncio.ensure_future(self._hedge(*found))}
                 for task in done:
@@ -280,10 +284,21 @@ class RoutedAnswer:
         return await self._piece(await self._ask(choice, group))
 
     async def _piece(self, asked: _Asked) -> tuple[_Asked, list[Chunk] | None]:
-        """The first piece of one answer."""
+        """The first piece of one answer, or all of it."""
         attempt = asked.attempt
+        began = asked.started
         try:
             batch = await _anext(asked.chunks)
+            asked.began, began = True, time.time()
+            if (
+                batch is not None
+                and not self._request.streamed
+                and attempt is not None
+                and attempt.target.remote
+            ):
+                batch = list(batch)
+                async for more in asked.chunks:
+                    batch += more
         except Exception as error:
             self._open.remove(asked)
             if attempt is not None:
@@ -294,7 +309,7 @@ class RoutedAnswer:
         if attempt is not None:
             self._stage(attempt.target, asked.started, None)
             if not asked.group.degraded:
-                self._plan.first_tokens.add(time.time() - asked.started)
+                self._plan.first_tokens.add(began - asked.started)
         return asked, batch
 
     def _stage(self, target: Target, started: float, problem: BaseException | None) -> None:

@@ -195,6 +195,9 @@ class ChatStream(SSEStream):
         self._plain: dict[int, TextEvents] = {}
         """By choice: events of text alone."""
 
+    def settled(self) -> None:
+        self._frame.system_fingerprint, self._frame.seed = self._answer.fingerprint, self._answer.seed
+
     def start(self) -> bytes:
         events = b""
         echoed = _echoed(self._body)

@@ -167,6 +167,9 @@ class CompletionStream(SSEStream):
             service_tier=body.tier,
         )
 
+    def settled(self) -> None:
+        self._frame.system_fingerprint, self._frame.seed = self._answer.fingerprint, self._answer.seed
+
     def start(self) -> bytes:
         return b""
 
