@@ -14,6 +14,7 @@ import json
 import uvloop
 
 MODEL = "scripted"
+_WORDS = "the morning is mild and clear , with a light wind from the west , and rain at night .".split()
 
 
 def _response(body: bytes, kind: str) -> bytes:
@@ -30,7 +31,7 @@ class Answers:
     def __init__(self, tokens: int) -> None:
         usage = {"prompt_tokens": 12, "completion_tokens": tokens, "total_tokens": 12 + tokens}
         frame = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
-        words = [f" word{number % 10}" for number in range(tokens)]
+        words = [" " + _WORDS[number % len(_WORDS)] for number in range(tokens)]
         deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
         deltas += [({"content": word}, None) for word in words] + [({}, "stop")]
         events = [
