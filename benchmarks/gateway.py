@@ -203,7 +203,7 @@ def before_engine(arguments: argparse.Namespace, folder: Path) -> None:
     plain = Side("without a deployment file", f"http://127.0.0.1:{port}", "demo")
     full = Side("everything", "", "demo")
     local = "models:\n  - {{name: demo, model: demo, flags: {{max-num-seqs: 64, max-model-len: 512}}}}\n"
-    serve = tokentrail("serve", "demo", "--port", port, "--no-log-requests", "--max-num-seqs", 64)
+    serve = tokentrail("serve", "--port", port, "--no-log-requests", "--max-num-seqs", 64)
     for number in range(arguments.turns):
         with running([*serve, "--max-model-len", "512", "--served-model-name", "demo"], plain.url):
             measure([plain], turns=1, seconds=arguments.seconds, clients=arguments.clients)

@@ -14,7 +14,8 @@ import json
 import uvloop
 
 MODEL = "scripted"
-_WORDS = "the morning is mild and clear , with a light wind from the west , and rain at night .".split()
+_SENTENCE = "the morning is mild and clear , with a light wind from the west , and rain at night ."
+_WORDS = _SENTENCE.split()
 
 
 def _response(body: bytes, kind: str) -> bytes:
