@@ -50,7 +50,15 @@ QUESTIONS = (
     "Count from one to twenty in words.",
 )
 LENGTHS = (12, 32, 64)
-KINDS = ("kill replica", "stop replica", "slow replica", "kill remote", "stop remote", "slow remote")
+KINDS = {
+    "kill replica": 2,
+    "stop replica": 2,
+    "slow replica": 2,
+    "kill remote": 1,
+    "stop remote": 1,
+    "slow remote": 1,
+}
+"""Events, and how often they come beside each other."""
 AFTERMATH = 5.0
 """Seconds after an event within which requests count as disturbed by it."""
 CUT = {"upstream_cut", "upstream_timeout", "upstream_unreachable", "upstream_broken", "upstream_failed"}
@@ -291,7 +299,7 @@ async def disturb(
         await asyncio.sleep(rng.expovariate(1 / pause))
         alive = engines(server_pid)
         engine = rng.choice(alive) if alive else None
-        kind = rng.choice(KINDS)
+        (kind,) = rng.choices([*KINDS], KINDS.values())
         seconds = rng.uniform(2, 6)
         remote = llama.pid
         done = False
@@ -371,8 +379,8 @@ models:
     timeouts: {{connect_s: 2, first_token_s: 30, between_tokens_s: 10}}
 routes:
   - name: chat
-    targets: [{{model: local, weight: 2}}, {{model: remote, weight: 1}}]
-health: {{probe_every_s: 1, probe_timeout_s: 3, eject_s: 2, eject_most_s: 20, slow_start_s: 3}}
+    targets: [local, remote]
+health: {{probe_every_s: 1, probe_timeout_s: 3, eject_s: 1, eject_most_s: 4, slow_start_s: 2}}
 database: sqlite:///{folder}/ledger.db
 ledger: {{}}
 """

@@ -20,7 +20,10 @@ import yaml
 from tokentrail.gateway.config import load
 from tokentrail.gateway.database.database import resolve
 from tokentrail.gateway.ledger.metrics import ledger_families
+from tokentrail.gateway.routing.metrics import target_families
+from tokentrail.gateway.routing.targets import Counts
 from tokentrail.observability import Metrics
+from tokentrail.protocol import EngineStats
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 METRIC = re.compile(r"\btokentrail_\w+")
@@ -31,6 +34,11 @@ def known() -> set[str]:
     metrics = Metrics("m")
     metrics.filter_matches["rule", "input", "mask"] = 1
     metrics.http_response("GET", "/health", 200)
+    metrics.replicas = [(True, 0, EngineStats())]
+    counts = dict.fromkeys(("active", "ejections", *Counts.__struct_fields__), 0)
+    target = SimpleNamespace(name="t", state="closed", share=1.0, **counts)
+    routing: Any = SimpleNamespace(targets=lambda: [target])
+    metrics.more.append(lambda: target_families(routing))
     writer = SimpleNamespace(rows=0, commits=0, waiting=0)
     metrics.more.append(lambda: ledger_families(SimpleNamespace(writer=writer, failing=False)))  # type: ignore[arg-type]
     names = set()
