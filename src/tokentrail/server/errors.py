@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokentrail.protocol import DeadlineExceeded, Overloaded, TokentrailError
+from tokentrail.protocol import DeadlineExceeded, TokentrailError
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,9 @@ def status_of(error: Exception) -> int:
 def error_response(error: Exception, shape: Shape = openai_shape, request_id: str = "") -> Response:
     value, status = shaped(error, shape, request_id)
     headers = {}
-    if isinstance(error, Overloaded):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    elif status == 503:
-        headers["Retry-After"] = "1"
+    seconds: float | None = getattr(error, "retry_after", 1.0 if status == 503 else None)
+    if seconds is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     elif status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
