@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokentrail.gateway.filters import Action, Pattern, Personal, Rule, StreamFilter, WordList, filtered, find
+from tokentrail.gateway.filters import (
+    Action,
+    Pattern,
+    Personal,
+    Rule,
+    StreamFilter,
+    WordList,
+    filtered,
+    find,
+    skeleton,
+)
+from tokentrail.gateway.filters import words as word_lists
 from tokentrail.gateway.filters.personal import is_bank_card, is_identity_card
 
 WORDS = [
@@ -241,3 +252,21 @@ def test_a_pattern_without_a_longest_match_waits_for_the_end() -> None:
     stream = StreamFilter([Rule("all", Pattern("a.*z"), Action.MASK, replacement="_")])
     assert stream.push("xx a bc") == "xx "
     assert stream.push("d z y") + stream.flush() == "_ y"
+
+
+def test_whole_texts_are_folded_as_their_characters_are() -> None:
+    draw = random.Random(5)
+    codes = [*range(0x600), *range(0x4E00, 0x4F00), *range(0xFB00, 0xFB20), *range(0xD800, 0xD810)]
+    codes += draw.sample(range(0x600, 0x110000), 1000)
+    folders = [
+        skeleton.skeleton_of,
+        word_lists._FOLDER,
+        *word_lists._ODD_FOLDERS[True],
+        *word_lists._ODD_FOLDERS[False],
+    ]
+    for _ in range(200):
+        text = "".join(map(chr, draw.choices(codes, k=draw.randint(1, 200))))
+        for folder in folders:
+            assert folder(text) == text.translate(folder._table)
+        assert word_lists._kinds(text) == bytes(word_lists._kind(ord(character)) for character in text)
+        assert word_lists._has_run(text) == (word_lists._RUN.search(text) is not None)

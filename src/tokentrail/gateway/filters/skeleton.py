@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 _FORMS = {
     # Small capitals and the like, which have no compatibility mapping.
@@ -102,6 +105,35 @@ def is_wide(letter: str) -> bool:
     return 0x2E80 <= code <= 0x9FFF or 0xAC00 <= code <= 0xD7AF or 0xF900 <= code <= 0xFAFF or code >= 0x20000
 
 
+_SHORT = 48
+"""Characters below which arrays cost more than they save."""
+_UNKNOWN, _NOTHING, _SEVERAL = "\0", "\1", "\2"
+"""In tables: not looked up yet; folds to nothing; to several characters. What folds to one folds to none of these."""
+
+
+class CodeTable:
+    """A number for each character, looked up for whole texts at once; made as characters come."""
+
+    def __init__(self, dtype: type[np.generic], number_of: Callable[[int], int]) -> None:
+        """`number_of`: a character's code → its number, which is not 0."""
+        self._dtype = dtype
+        self._number_of = number_of
+        self._table: np.ndarray[Any, Any] | None = None
+
+    def __call__(self, text: str) -> bytes:
+        """The numbers of all characters, little-endian. 0: not known yet; after `learn`, all are."""
+        if self._table is None:
+            # Of pages that are never touched, nothing is there.
+            self._table = np.zeros(0x110000, np.dtype(self._dtype).newbyteorder("<"))
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        return self._table.take(codes).tobytes()
+
+    def learn(self, text: str) -> None:
+        assert self._table is not None
+        for code in set(map(ord, text)):
+            self._table[code] = self._number_of(code)
+
+
 class Folder:
     """Folds whole texts, fast."""
 
@@ -112,6 +144,7 @@ class Folder:
         spaces (None: itself); `joiners` fold to nothing; `signs`: signs are the letters that they may stand for.
         """
         self._table = _FolderTable(separators, joiners, signs, wide)
+        self._codes = CodeTable(np.uint32, self._code_of)
         folded = {code: self._table[code] for code in range(128)}
         self._deleted = bytes(code for code, to in folded.items() if not to)
         self._ascii = bytes(ord(folded.get(code) or "\0") for code in range(256))
@@ -119,7 +152,19 @@ class Folder:
     def __call__(self, text: str) -> str:
         if text.isascii():
             return text.encode().translate(self._ascii, self._deleted).decode()
-        return text.translate(self._table)
+        if len(text) < _SHORT:
+            return text.translate(self._table)
+        folded = self._codes(text).decode("utf-32-le", "surrogatepass")
+        if _UNKNOWN in folded:
+            self._codes.learn(text)
+            folded = self._codes(text).decode("utf-32-le", "surrogatepass")
+        if _SEVERAL in folded:
+            return text.translate(self._table)
+        return folded.replace(_NOTHING, "")
+
+    def _code_of(self, code: int) -> int:
+        folded = self._table[code]
+        return ord(folded if len(folded) == 1 else _SEVERAL if folded else _NOTHING)
 
 
 class _FolderTable(dict[int, str]):

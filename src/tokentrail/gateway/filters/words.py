@@ -25,12 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, Folder, fold, is_wide, skeleton_of
+from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, CodeTable, Folder, fold, is_wide, skeleton_of
 from tokentrail.gateway.filters.spans import Span, Window
 from tokentrail.gateway.libraries import library
 
 _LONGEST_GAP = 8
 """Visible characters between two letters of a word."""
+_SHORT = 48
+"""Characters below which arrays cost more than they save."""
 JOINERS = "*_-~^`·•|‧・+=#%&/\\'’"
 """Signs that, written within a word, are passed over by its reader."""
 _JOINERS = frozenset(JOINERS)
@@ -43,10 +45,17 @@ _OUTER_SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}](?!{_LETTER}|\\d)")
 _CLOSING = re.compile(f"[!|+¡](?!{_LETTER}|\\d)")
 _MEANS = f"[{re.escape(''.join(SIGNS) + JOINERS)}\\d]"
 """What may be part of a word or not."""
-_MEANING = re.compile(_MEANS)
-_ASCII_MEANING = re.compile("[" + re.escape("".join(c for c in [*SIGNS, *JOINERS] if c.isascii())) + "0-9]")
-"""The same, faster."""
-_ODD = re.compile(f"{_LETTER}{_MEANS}|{_MEANS}{_LETTER}")
+_IS_LETTER, _IS_MEANING = re.compile(_LETTER), re.compile(_MEANS)
+
+
+def _kind(code: int) -> int:
+    """L: a letter of an alphabet; M: what may be part of a word or not; o: anything else."""
+    character = chr(code)
+    return ord("M" if _IS_MEANING.match(character) else "L" if _IS_LETTER.match(character) else "o")
+
+
+_KINDS = CodeTable(np.uint8, _kind)
+_ASCII_KINDS = bytes(_kind(code) for code in range(256))
 _DIGITS = re.compile(r"\d")
 _OUTER_DIGITS = re.compile(f"(?<!{_LETTER})\\d+|\\d+(?!{_LETTER})")
 _SPACED = re.compile(r" (?:\w ){3,}")
@@ -255,7 +264,7 @@ def _spaced(text: str, around: int = 0) -> str:
     many words `around` them as a phrase may have.
     """
     forms = [_FOLDER(text)]
-    odd = " ".join(word for word in _odd_words(text, around) if _ODD.search(word) is not None)
+    odd = " ".join(dict.fromkeys(_odd_words(text, around)))
     if not odd:
         return forms[0]
     digits = _DIGITS.search(odd) is not None
@@ -268,18 +277,32 @@ def _spaced(text: str, around: int = 0) -> str:
     return " ".join(dict.fromkeys(forms))
 
 
+def _kinds(text: str) -> bytes:
+    """Of each character; see `_kind`."""
+    if text.isascii():
+        return text.encode().translate(_ASCII_KINDS)
+    kinds = _KINDS(text)
+    if b"\0" in kinds:
+        _KINDS.learn(text)
+        kinds = _KINDS(text)
+    return kinds
+
+
 def _odd_words(text: str, around: int) -> Iterator[str]:
-    """What stands between spaces and has such a sign, with so many words before and after."""
+    """What stands between spaces and has such a sign beside a letter, with so many words before and after."""
+    kinds = _kinds(text)
     end = -1
-    for match in (_ASCII_MEANING if text.isascii() else _MEANING).finditer(text):
-        if match.start() <= end:
-            continue
-        start, end = match.start(), match.start()
+    behind, before = kinds.find(b"LM"), kinds.find(b"ML")
+    while behind >= 0 or before >= 0:
+        at = before if behind < 0 else behind if before < 0 else min(behind, before)
+        start = end = at
         for _ in range(around + 1):
             start = max(0, text.rfind(" ", 0, start))
             following = text.find(" ", end + 1)
             end = len(text) if following < 0 else following
         yield text[start:end]
+        # The next one ends behind this.
+        behind, before = kinds.find(b"LM", end), kinds.find(b"ML", end)
 
 
 class _Automaton:
@@ -307,10 +330,15 @@ class _Automaton:
 
 def _has_run(form: str) -> bool:
     """Whether a letter stands three times in a row."""
-    if not form.isascii():
+    if form.isascii():
+        letters = np.frombuffer(form.encode(), np.uint8)
+    elif len(form) < _SHORT:
         return _RUN.search(form) is not None
-    letters = np.frombuffer(form.encode(), np.uint8)
+    else:
+        letters = np.frombuffer(form.encode("utf-32-le", "surrogatepass"), np.uint32)
     same = letters[1:] == letters[:-1]
+    if b"\1\1" not in same.tobytes():
+        return False
     return bool((same[1:] & same[:-1] & (letters[2:] != ord(" "))).any())
 
 
