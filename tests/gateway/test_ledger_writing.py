@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_child import Plan, request_of
+from ledger_child import FakeBackend, Plan, request_of
 from sqlalchemy import func, select, text, update
 from typer.testing import CliRunner
 
@@ -25,6 +25,7 @@ from tokentrail.cli.app import app
 from tokentrail.gateway.config import ConfigError, LedgerSettings, parse
 from tokentrail.gateway.database import Database
 from tokentrail.gateway.ledger import store
+from tokentrail.gateway.ledger.backend import LedgerAnswer, LedgerBackend
 from tokentrail.gateway.ledger.entry import Entry
 from tokentrail.gateway.ledger.ledger import Ledger, LedgerUnavailable
 from tokentrail.gateway.ledger.prices import FREE, Price, PriceList, written
@@ -222,6 +223,41 @@ async def test_a_row_that_the_database_refuses_keeps_no_other_out(tmp_path: Path
     await asyncio.gather(*(one.done(name) for name in ("a", "bad", "b")))
     assert sorted(one.rows()) == ["a", "b"]
     assert b'"bad"' in (tmp_path / f"ledger-{one.ledger.instance}.refused").read_bytes()
+    one.close()
+
+
+async def test_what_has_ended_stays_as_it_is(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+
+    async def write(state: str, tokens: int, error: str | None = None) -> tuple[str, int]:
+        entry.billed = Usage(completion_tokens=tokens)
+        entry.state, entry.error = state, error
+        await one.ledger.writer.wait(one.ledger.writer.put(entry.row(), 0))
+        (row,) = one.rows().values()
+        return row["state"], row["output_tokens"]
+
+    entry = one.begin("one")
+    assert await write("running", 3) == ("running", 3)
+    assert await write("interrupted", 2) == ("interrupted", 2)
+    assert await write("running", 4) == ("running", 4), "it was not dead"
+    assert await write("done", 5) == ("done", 5)
+    assert await write("running", 4) == ("done", 5)
+    assert await write("interrupted", 4) == ("done", 5)
+    assert await write("failed", 0, "ledger_unavailable") == ("failed", 0), "its client was told so"
+    one.close()
+
+
+async def test_a_checkpoint_counts_what_was_sent_alone(tmp_path: Path) -> None:
+    one = Opened(tmp_path)
+    plan = Plan(12, True, None)
+    answer = await LedgerBackend(FakeBackend({"one": plan}), one.ledger).open(request_of("one", plan))  # type: ignore[arg-type]
+    assert isinstance(answer, LedgerAnswer)
+    got = 0
+    async for chunks in answer:
+        answer._checkpoint()
+        assert answer._entry.billed.completion_tokens == got, "these have not been sent yet"
+        got += sum(len(chunk.token_ids) for chunk in chunks)
+    assert answer._entry.billed.completion_tokens == got == 12
     one.close()
 
 
