@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentrail.observability.histograms import FIRST_TOKEN, LATENCY, PER_TOKEN, TOKENS, Histogram
+from tokentrail.observability.processes import process_families
 from tokentrail.observability.traffic import Traffic
 from tokentrail.protocol import EngineInfo, EngineStats
 
@@ -212,6 +213,7 @@ class Metrics:
                 yield CounterMetricFamily(f"tokentrail_{name}", text, value=dropped())
         if self.traffic is not None:
             yield from self.traffic.collect()
+        yield from process_families()
 
         for further in self.more:
             yield from further()
