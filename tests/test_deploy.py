@@ -22,15 +22,16 @@ from tokentrail.gateway.database.database import resolve
 from tokentrail.gateway.ledger.metrics import ledger_families
 from tokentrail.gateway.routing.metrics import target_families
 from tokentrail.gateway.routing.targets import Counts
-from tokentrail.observability import Metrics
+from tokentrail.observability import Metrics, Traffic, processes
+from tokentrail.observability.traffic import Ended
 from tokentrail.protocol import EngineStats
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 METRIC = re.compile(r"\btokentrail_\w+")
 
 
-@pytest.fixture(scope="module")
-def known() -> set[str]:
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     metrics = Metrics("m")
     metrics.filter_matches["rule", "input", "mask"] = 1
     metrics.http_response("GET", "/health", 200)
@@ -41,6 +42,12 @@ def known() -> set[str]:
     metrics.more.append(lambda: target_families(routing))
     writer = SimpleNamespace(rows=0, commits=0, waiting=0)
     metrics.more.append(lambda: ledger_families(SimpleNamespace(writer=writer, failing=False)))  # type: ignore[arg-type]
+    metrics.filter_failures["rule"] = metrics.response_cache["hit"] = 1
+    metrics.log_lines_dropped = metrics.spans_dropped = lambda: 0
+    metrics.traffic = Traffic()
+    metrics.traffic.add(Ended("r", "t", "a", "ok", 1.0))
+    monkeypatch.setattr(processes, "gpus", lambda: [processes.Gpu(0, 0.5, 1, 2)])
+    monkeypatch.setattr(processes, "children_usage", lambda: [processes.Usage(1, 1.0, 1)])
     names = set()
     for line in metrics.render()[0].decode().splitlines():
         if not line.startswith("#"):
