@@ -73,6 +73,8 @@ class Embeddings(msgspec.Struct, kw_only=True):
     vectors: list[bytes]
     """Little-endian float32."""
     usage: Usage
+    headers: dict[str, str] = {}
+    """What clients are told beside them."""
 
 
 def as_floats(vector: bytes) -> list[float]:

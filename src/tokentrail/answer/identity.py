@@ -61,6 +61,8 @@ class Handling(msgspec.Struct, kw_only=True):
     """The question's name in the cache of answers, where there is one."""
     trace: str | None = None
     """W3C trace context (`traceparent`) of the request's span, to be told to whoever is asked for its sake."""
+    refusal: Exception | None = None
+    """Why it does not run, though it was opened: it is closed without having been iterated."""
     billed: Usage | None = None
     """What the ledger has it down for in the end; None: it is not over, or there is no ledger."""
     ends_late: bool = False

@@ -296,7 +296,7 @@ class LocalAnswer:
     async def aclose(self) -> None:
         """Stop: the engine is told at once to end what still runs."""
         await self._chunks.aclose()
-        self._admission.end("abort")
+        self._admission.end("abort" if self._admission.request.handling.refusal is None else "rejected")
 
     def sent(self, seconds: float) -> None:
         self._admission.journey.send_seconds += seconds

@@ -85,6 +85,13 @@ def check(
         place = "in Redis" if cache.store == "redis" else f"{cache.memory_mib} MiB"
         outage = f", and {cache.outage_s:g} s for outages" if cache.outage_s else ""
         print(f"  cache: answers, {place}, each for {cache.lifetime_s:g} s{outage}")
+    if (limits := gateway.settings.limits) is not None:
+        counted = "Redis" if limits.store == "redis" else "memory"
+        print(f"  limits: counted in {counted}, days of {limits.time_zone}")
+        for whose, each in (("key", limits.each_key), ("tenant", limits.each_tenant)):
+            given = {name: limit for name, limit in each.model_dump().items() if limit is not None}
+            for name, limit in given.items():
+                print(f"    each {whose}: {limit:,} {name.replace('_', ' ')}")
 
 
 @commands.command()

@@ -10,9 +10,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokentrail.answer import Backend
+from tokentrail.answer import Backend, Usage
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
-from tokentrail.gateway.config import Deployment, FilterSettings, LocalModel, RemoteModel, load
+from tokentrail.gateway.config import (
+    Deployment,
+    FilterSettings,
+    LimitsSettings,
+    LocalModel,
+    RemoteModel,
+    load,
+)
 from tokentrail.gateway.database import open_database
 from tokentrail.gateway.filtering import FilteringBackend
 from tokentrail.gateway.filters import Rule
@@ -21,6 +28,9 @@ from tokentrail.gateway.judges import JudgeRule, JudgingBackend
 from tokentrail.gateway.judges.building import build_judges
 from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
+from tokentrail.gateway.limits import LimitingBackend, Price, limits_of
+from tokentrail.gateway.limits.memory import MemoryStore as LimitsInMemory
+from tokentrail.gateway.limits.shared import RedisStore as LimitsInRedis
 from tokentrail.gateway.observing import Observer, ObservingBackend
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.gateway.routing import RoutingBackend, check_routes
@@ -60,6 +70,7 @@ class Gateway:
         """Who answers behind the filters."""
         self._judge_rules: dict[str, tuple[FilterSettings, JudgeRule]] = {}
         self._caching: CachingBackend | None = None
+        self._limiting: LimitingBackend | None = None
         self.routing: RoutingBackend | None = None
         """Who answers; None: the file lists no models."""
         self._at_start = settings
@@ -171,12 +182,17 @@ class Gateway:
         # What the cache keeps is filtered by the rules of the day.
         self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
         if self.ledger is not None:
-            from tokentrail.gateway.ledger.backend import LedgerBackend, RefusalsBackend
+            from tokentrail.gateway.ledger.backend import LedgerBackend
             from tokentrail.gateway.ledger.metrics import ledger_families
 
             metrics.more.append(partial(ledger_families, self.ledger))
             backend = LedgerBackend(backend, self.ledger)
-            # Whatever decides who may ask, and how much, belongs between these two.
+        # Keys that come later may have limits, though the file names none.
+        if self.settings.limits is not None or self.keys is not None:
+            backend = self._limiting = self._limited(backend, metrics)
+        if self.ledger is not None:
+            from tokentrail.gateway.ledger.backend import RefusalsBackend
+
             backend = RefusalsBackend(backend, self.ledger)
         # Outermost: whatever refuses a request is seen.
         return ObservingBackend(backend, journeys, content=self.settings.log_content)
@@ -235,6 +251,29 @@ class Gateway:
         self._judge_rules = kept
         return [kept[one.name][1] for one in self.settings.filters if one.name in kept]
 
+    def _limited(self, backend: Backend, metrics: Metrics) -> LimitingBackend:
+        settings = self.settings.limits or LimitsSettings()
+        link = self.redis if settings.store == "redis" else None
+        store = LimitsInMemory() if link is None else LimitsInRedis(link, settings.on_redis_failure)
+        records = None if self.keys is None else limits_of(self.keys)
+        limiting = LimitingBackend(backend, settings, store, metrics, records=records, price=self._price())
+        self._closers.append(limiting.aclose)
+        return limiting
+
+    def _price(self) -> Price | None:
+        """What answers cost; None: nothing."""
+        if self.settings.prices is None:
+            return None
+        from tokentrail.gateway.ledger.prices import PriceList
+
+        prices = PriceList(self.settings.prices)
+
+        def price(target: str, model: str, usage: Usage) -> int:
+            of = prices.of(target, model).of
+            return of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+        return price
+
     def _response_cache(self, journeys: JourneyStore, metrics: Metrics) -> ResponseCache | None:
         settings = self.settings.cache
         if settings is None:
@@ -279,6 +318,8 @@ class Gateway:
             from tokentrail.gateway.ledger.prices import PriceList
 
             self.ledger.prices = PriceList(self.settings.prices)
+        if self._limiting is not None:
+            self._limiting.apply(self.settings.limits or LimitsSettings(), self._price())
         if self._caching is not None:
             self._caching.models_changed()
         log.info("%s is applied: %d filters, %d routes", self.path, len(self.rules), len(settings.routes))

@@ -45,33 +45,46 @@ class RedisLink:
         errors = library("redis.exceptions")
         # RedisError: what it answers (such as that it is loading, or full); OSError: no connection.
         self._failures = (errors.RedisError, OSError, asyncio.TimeoutError)
-        self.client: Any = redis.Redis.from_url(
+        pool = redis.BlockingConnectionPool.from_url(
             url,
             socket_connect_timeout=timeout,
             socket_timeout=timeout,
             max_connections=_MOST_CONNECTIONS,
+            # Who finds all connections busy waits for one, as long as `ask` lets it.
+            timeout=None,
             # Trying again is for later requests.
             retry=library("redis.asyncio.retry").Retry(library("redis.backoff").NoBackoff(), 0),
         )
+        self.client: Any = redis.Redis.from_pool(pool)
         self._timeout = timeout
         self._pause = pause
         self._clock = clock
         self._asleep_until = 0.0
+        self._down = False
 
     async def ask(self, command: Callable[[Any], Awaitable[T]]) -> T:
         """What `command`, given the client, answers. Raises `RedisDown`."""
-        if self._clock() < self._asleep_until:
+        now = self._clock()
+        if now < self._asleep_until:
             raise RedisDown
+        if self._down:
+            # This one tries for all.
+            self._asleep_until = now + self._pause
         try:
             # Name resolution and waiting for a free connection have no timeout of their own.
-            return await asyncio.wait_for(command(self.client), 2 * self._timeout)
+            answer = await asyncio.wait_for(command(self.client), 2 * self._timeout)
         except self._failures as error:
-            if self._clock() >= self._asleep_until:
+            if not self._down:
                 log.warning(
-                    "Redis does not answer (%s); asked again in %g s", type(error).__name__, self._pause
+                    "Redis does not answer (%s); asked again every %g s", type(error).__name__, self._pause
                 )
+            self._down = True
             self._asleep_until = self._clock() + self._pause
             raise RedisDown from error
+        if self._down:
+            log.info("Redis answers again")
+            self._down, self._asleep_until = False, 0.0
+        return answer
 
     async def aclose(self) -> None:
         await self.client.aclose()

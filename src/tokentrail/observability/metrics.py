@@ -42,6 +42,8 @@ class Metrics:
         """By route, target and tenant; where a deployment file is in use."""
         self.log_lines_dropped: Callable[[], int] | None = None
         self.spans_dropped: Callable[[], int] | None = None
+        self.limited: Counter[tuple[str, str]] = Counter()
+        """By whose limit it is (key, tenant) and its name."""
         self.in_flight = 0
         self.first_token = Histogram(FIRST_TOKEN)
         self.inter_token = Histogram(PER_TOKEN)
@@ -195,6 +197,15 @@ class Metrics:
             for rule, count in sorted(self.filter_failures.items()):
                 failures.add_metric([rule], count)
             yield failures
+
+        if self.limited:
+            limited = CounterMetricFamily(
+                "tokentrail_limited_requests", "Requests that a limit refused", labels=["of", "limit"]
+            )
+            for (of, limit), count in sorted(self.limited.items()):
+                limited.add_metric([of, limit], count)
+            yield limited
+
         if self.response_cache:
             known = CounterMetricFamily(
                 "tokentrail_response_cache",

@@ -23,6 +23,8 @@ class TokentrailError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.headers: dict[str, str] = {}
+        """For HTTP: what is told beside the message."""
         if code is not None:
             self.code = code
 

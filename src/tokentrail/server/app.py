@@ -20,7 +20,7 @@ from tokentrail.protocol import InvalidRequest, TokentrailError
 from tokentrail.server import about, batches, learning, tokenizing, watching
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
-from tokentrail.server.errors import HTTPError, Shape, on_error, on_http_exception
+from tokentrail.server.errors import RATE_LIMIT_HEADERS, HTTPError, Shape, on_error, on_http_exception
 from tokentrail.server.gate import Gate, RequestIds, shape_of
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.openai.routes import create_router
@@ -99,7 +99,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
-            expose_headers=["x-request-id", "request-id"],
+            expose_headers=["x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS],
         )
     app.add_middleware(RequestIds)
     return app

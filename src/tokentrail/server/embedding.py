@@ -58,6 +58,7 @@ async def embed(
             made = await backend.embed(asked)
         except InvalidRequest as error:
             raise in_words_of(names or {}, error) from None
+    request.state.told = made.headers
     if state.config.log_requests:
         seconds = time.perf_counter() - started
         usage = made.usage

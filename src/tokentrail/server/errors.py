@@ -20,6 +20,14 @@ CLIENT_GONE = 499
 """The status that is counted when the client hung up before there was one (nginx's number for it)."""
 
 
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}"
+    for kind in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+"""As OpenAI has them, where a deployment file sets limits."""
+
+
 class ErrorBody(msgspec.Struct, kw_only=True):
     """What can be said of an error. OpenAI's dialect says all of it but the id."""
 
@@ -108,6 +116,8 @@ def error_response(error: Exception, shape: Shape = openai_shape, request_id: st
     if isinstance(error, DeadlineExceeded):
         # To OpenAI's and Anthropic's clients: what took all of its time would take it again.
         headers["x-should-retry"] = "false"
+    if isinstance(error, TokentrailError):
+        headers.update(error.headers)
     if status == 413:
         # The rest of the body is not read.
         headers["Connection"] = "close"

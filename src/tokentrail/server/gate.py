@@ -77,7 +77,9 @@ class RequestIds:
 
 
 class Gate:
-    """ASGI middleware. Leaves `identity`, `received` and `error_shape` in the request's state."""
+    """ASGI middleware. Leaves `identity`, `received` and `error_shape` in the request's state; headers that routes
+    leave there as `told` are sent.
+    """
 
     def __init__(
         self,
@@ -145,6 +147,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if "told" in state:
+                    told = [(name.encode(), value.encode()) for name, value in state["told"].items()]
+                    message = {**message, "headers": [*message.get("headers", ()), *told]}
             await send(message)
 
         # A batch's request, which this very process asks. (What comes from outside has no state of its own.)

@@ -32,7 +32,7 @@ _WITH_BODY = {
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
-    429: "Too many requests wait already.",
+    429: "Too many requests wait already, or a limit is reached.",
 }
 _NAMED = {404: "There is no such model, or nothing else of this name."}
 

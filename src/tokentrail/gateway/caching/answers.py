@@ -139,6 +139,7 @@ class RecordingAnswer(ForwardingAnswer):
             usage=self.usage,
             num_choices=self.num_choices,
             chunks=self._seen,
-            headers=dict(self.headers),
+            # What clients are told of their limits is not of the answer.
+            headers={k: v for k, v in self.headers.items() if not k.startswith("x-ratelimit-")},
         )
         keep(kept)

@@ -53,33 +53,31 @@ class LimitsSettings(Settings):
     """Limits of keys and tenants. A request must be within those of its key and within those of its tenant."""
 
     each_key: LimitSettings = Field(
-        LimitSettings(), description="Of every key that has no limits of its own."
+        default=LimitSettings(), description="Of every key, but for what its own `limits` say."
     )
     each_tenant: LimitSettings = Field(
-        LimitSettings(), description="Of every tenant that has none of its own."
-    )
-    keys: dict[str, LimitSettings] = Field({}, description="By the key's id: in the place of `each_key`'s.")
-    tenants: dict[str, LimitSettings] = Field(
-        {}, description="By the tenant's name: in the place of `each_tenant`'s."
+        default=LimitSettings(), description="Of every tenant, but for what its own `limits` say."
     )
     store: Literal["memory", "redis"] = Field(
-        "memory",
+        default="memory",
         description="Where is counted: in this process, or in `redis`, for all gateways that share it.",
     )
     on_redis_failure: Literal["local", "open", "closed"] = Field(
-        "local",
+        default="local",
         description="While Redis does not answer: local: each gateway counts by itself; open: nothing is limited; "
         "closed: requests are refused with 503.",
     )
-    time_zone: str = Field("UTC", description="Whose days and months quotas have, such as Asia/Shanghai.")
+    time_zone: str = Field(
+        default="UTC", description="Whose days and months quotas have, such as Asia/Shanghai."
+    )
     answer_tokens: int = Field(
-        1024,
+        default=1024,
         gt=0,
         le=10**6,
         description="Reserved for an answer without max_tokens, until its end tells how many it has.",
     )
     lease_s: float = Field(
-        60,
+        default=60,
         ge=5,
         le=3600,
         description="After so many seconds without a sign of the gateway that took it (which gives one every third "

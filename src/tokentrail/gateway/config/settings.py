@@ -12,6 +12,7 @@ from tokentrail.gateway.config.database import DatabaseUrl
 from tokentrail.gateway.config.filters import FilterSettings
 from tokentrail.gateway.config.keys import KeysSettings, Tenants
 from tokentrail.gateway.config.ledger import LedgerSettings
+from tokentrail.gateway.config.limits import LimitsSettings
 from tokentrail.gateway.config.models import ModelSettings
 from tokentrail.gateway.config.observing import MetricsSettings, TracingSettings
 from tokentrail.gateway.config.prices import PricesSettings
@@ -68,6 +69,8 @@ class Deployment(Settings):
         description="Redis, in which several gateways share what they keep and count: redis://HOST:PORT/NUMBER.",
     )
 
+    limits: LimitsSettings | None = Field(None, description="How much keys and tenants may ask.")
+
     _lines: dict[tuple[int | str, ...], int] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr(default="deploy.yaml")
 
@@ -112,6 +115,16 @@ class Deployment(Settings):
 
     @model_validator(mode="after")
     def _redis_is_there(self) -> Deployment:
-        if self.redis is None and self.cache is not None and self.cache.store == "redis":
-            raise ValueError("cache.store is redis, and there is no `redis:` that says where it is")
+        for name, part in (("cache", self.cache), ("limits", self.limits)):
+            if self.redis is None and part is not None and part.store == "redis":
+                raise ValueError(f"{name}.store is redis, and there is no `redis:` that says where it is")
+        return self
+
+    @model_validator(mode="after")
+    def _money_has_prices(self) -> Deployment:
+        limits = [] if self.limits is None else [self.limits.each_key, self.limits.each_tenant]
+        limits += [one.limits for one in self.tenants if one.limits is not None]
+        limits += [one.limits for one in (self.keys.listed if self.keys else ()) if one.limits is not None]
+        if self.prices is None and any(one.money_per_day or one.money_per_month for one in limits):
+            raise ValueError("a limit is of money, and there are no `prices:` that say what answers cost")
         return self

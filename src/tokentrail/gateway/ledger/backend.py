@@ -124,7 +124,7 @@ class LedgerAnswer(ForwardingAnswer):
         await self._chunks.aclose()
         await self.inner.aclose()
         if not self._over:  # nobody has iterated
-            self._end(asyncio.CancelledError())
+            self._end(self._handling.refusal or asyncio.CancelledError())
 
     async def _run(self) -> AsyncGenerator[list[Chunk], None]:
         ledger, entry = self._ledger, self._entry

@@ -1,6 +1,6 @@
 """The script that counts in Redis: `memory.MemoryStore`, line for line, in Redis's Lua.
 
-All keys of a group have its hash tag, so that in a cluster they lie on one node, where a script may touch them together:
+All keys of a group have its hash tag, so that in a cluster they lie on one node, where a script may touch them:
 
 - `…:NAME`: of a window, a hash of seconds → amounts; of a count or a period, a number;
 - `…:reservations`: a hash of request ids → reservations (MessagePack);
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from tokentrail.gateway.limits.store import KEPT_SECONDS, WINDOW_SECONDS, Kind
 
-SCRIPT = f"""
+SCRIPT = (
+    f"""
 local WINDOW, COUNT = {Kind.WINDOW:d}, {Kind.COUNT:d}
 local SECONDS, KEPT = {WINDOW_SECONDS}, {KEPT_SECONDS:.0f}
-""" + """
+"""
+    + """
 local prefix, op, now = KEYS[1], ARGV[1], tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
@@ -214,3 +216,4 @@ else
 end
 return 0
 """
+)

@@ -46,7 +46,7 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 def shape(error: ErrorBody, status: int) -> Any:
     """`{"error": "what is wrong"}`; a full queue is "server busy"."""
-    return Shaped(ErrorReply(error.message), 503 if status == 429 else status)
+    return Shaped(ErrorReply(error.message), 503 if error.code == "queue_full" else status)
 
 
 class OllamaDialect(Generic[Body]):
