@@ -159,7 +159,8 @@ class Machine(RuleBasedStateMachine):
     def reserve_again(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(self.open)))
         one = self.open[id]
-        if one["live"] and one["expires"] > self.now:
+        today = all(meter.kind is not Kind.PERIOD or meter.until > self.now for meter in one["charged"])
+        if today and one["live"] and one["expires"] > self.now:
             self.ask(id, list(one["charged"]), one["amounts"])
 
     @precondition(lambda self: self.open)
@@ -169,18 +170,16 @@ class Machine(RuleBasedStateMachine):
         one = self.open.pop(id)
         amounts = (1, one["seen"][1] + more, one["seen"][2] + money)
         for _ in range(1 + twice):
-            self.made.settle(self.group, id, amounts)
-            self.loop.run_until_complete(self.settled())
+            self.loop.run_until_complete(self.settled(id, amounts))
         one["live"] = False
         self.correct(one, amounts)
 
-    async def settled(self) -> None:
-        pass
+    async def settled(self, id: str, amounts: Amounts) -> None:
+        self.made.settle(self.group, id, amounts)
 
     @rule()
     def settle_a_stranger(self) -> None:
-        self.made.settle(self.group, "nobody", (1, 5, 5))
-        self.loop.run_until_complete(self.settled())
+        self.loop.run_until_complete(self.settled("nobody", (1, 5, 5)))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), more=st.integers(0, 300), money=st.integers(0, 10**14))
@@ -225,11 +224,12 @@ def test_redis_counts_as_the_model_does(shared_redis: RedisServer) -> None:
             self.shared = RedisStore(self.link, clock=lambda: self.now, prefix="test")
             return self.shared
 
-        async def settled(self) -> None:
+        async def settled(self, id: str, amounts: Amounts) -> None:
+            await super().settled(id, amounts)
             assert self.shared._settling is not None
             await self.shared._settling
 
         async def clean(self) -> None:
             await self.link.aclose()
 
-    run_state_machine_as_test(InRedis, settings=settings(OPTIONS, max_examples=40))
+    run_state_machine_as_test(InRedis, settings=settings(OPTIONS, max_examples=12, stateful_step_count=30))
