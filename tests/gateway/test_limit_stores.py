@@ -7,8 +7,11 @@ import uuid
 from collections import defaultdict
 from typing import Any
 
+import limits
+import limits.storage.memory
+import limits.strategies
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -233,3 +236,22 @@ def test_redis_counts_as_the_model_does(shared_redis: RedisServer) -> None:
             await self.link.aclose()
 
     run_state_machine_as_test(InRedis, settings=settings(OPTIONS, max_examples=12, stateful_step_count=30))
+
+
+@settings(max_examples=60, deadline=None)
+@given(pauses=st.lists(st.sampled_from([0, 0, 0, 2, 20, 30, 60, 62])), limit=st.integers(1, 4))
+def test_requests_pass_when_the_limits_package_lets_them(pauses: list[int], limit: int) -> None:
+    """At even seconds: what began 60 seconds ago counts, and of what began 62 seconds ago nobody knows. (What
+    happens at 61 depends on when a thread of theirs gets its turn.)
+    """
+    theirs = limits.strategies.MovingWindowRateLimiter(limits.storage.MemoryStorage())
+    item = limits.RateLimitItemPerSecond(limit, 61)
+    now = 1_800_000_000.0
+    ours = MemoryStore(lambda: now)
+    meter = Meter("requests", Kind.WINDOW, Unit.REQUESTS, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits.storage.memory.time, "time", lambda: now)
+        for number, pause in enumerate(pauses):
+            now += pause
+            verdict = asyncio.run(ours.reserve("", str(number), [meter], (1, 0, 0), LEASE))
+            assert verdict.granted is theirs.hit(item, "key")
