@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from gateway_load import load
 from processes import free_port, tokentrail
@@ -66,6 +67,8 @@ class Side:
     name: str
     url: str
     model: str = MODEL
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further parameters of its requests."""
     latencies: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Medians of each turn, in milliseconds, by whether answers are streamed."""
     rates: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
@@ -127,7 +130,7 @@ def gateway(folder: Path, name: str, text: str) -> Iterator[str]:
 
 async def turn(sides: list[Side], stream: bool, seconds: float, clients: int, *, count: bool) -> None:
     for side in sides:
-        common = {"url": side.url, "model": side.model, "stream": stream, "key": KEY}
+        common = {"url": side.url, "model": side.model, "stream": stream, "key": KEY, "more": side.more}
         one = await load(clients=1, seconds=seconds, **common)  # type: ignore[arg-type]
         many = await load(clients=clients, seconds=seconds, **common)  # type: ignore[arg-type]
         if count:
@@ -135,9 +138,12 @@ async def turn(sides: list[Side], stream: bool, seconds: float, clients: int, *,
             side.rates[stream].append(many.per_second)
 
 
-def measure(sides: list[Side], *, turns: int, seconds: float, clients: int) -> None:
+def measure(
+    sides: list[Side], *, turns: int, seconds: float, clients: int, kinds: tuple[bool, ...] = (False, True)
+) -> None:
+    """`kinds`: whether answers are streamed."""
     for number in range(turns + 1):
-        for stream in (False, True):
+        for stream in kinds:
             warm = 0.5 if number == 0 else seconds
             asyncio.run(turn(sides, stream, warm, clients, count=number > 0))
 
@@ -147,7 +153,7 @@ def report(sides: list[Side], clients: int) -> None:
     print(f"\n| | streamed | p50 of one client, ms | added | answers/s, {clients} clients |")
     print("| --- | --- | ---: | ---: | ---: |")
     for side in sides:
-        for stream in (False, True):
+        for stream in (kind for kind in (False, True) if side.rates[kind]):
             latency, base = median(side.latencies[stream]), median(direct.latencies[stream])
             added = "" if side is direct else f"{latency - base:+.2f}"
             rate = median(side.rates[stream])
@@ -200,16 +206,17 @@ def before_upstream(arguments: argparse.Namespace, folder: Path) -> None:
 def before_engine(arguments: argparse.Namespace, folder: Path) -> None:
     """The same model without and with a deployment file, in turns: two engines would share the cores."""
     port = free_port()
-    plain = Side("without a deployment file", f"http://127.0.0.1:{port}", "demo")
-    full = Side("everything", "", "demo")
+    fixed = {"ignore_eos": True}  # all answers are of one length
+    plain = Side("without a deployment file", f"http://127.0.0.1:{port}", "demo", fixed)
+    full = Side("everything", "", "demo", fixed)
     local = "models:\n  - {{name: demo, model: demo, flags: {{max-num-seqs: 64, max-model-len: 512}}}}\n"
     serve = tokentrail("serve", "--port", port, "--no-log-requests", "--max-num-seqs", 64)
     for number in range(arguments.turns):
         with running([*serve, "--max-model-len", "512", "--served-model-name", "demo"], plain.url):
-            measure([plain], turns=1, seconds=arguments.seconds, clients=arguments.clients)
+            measure([plain], turns=1, seconds=arguments.seconds, clients=arguments.clients, kinds=(True,))
         with gateway(folder, f"full {number}", (local + EVERYTHING).format(key=KEY)) as url:
             full.url = url
-            measure([full], turns=1, seconds=arguments.seconds, clients=arguments.clients)
+            measure([full], turns=1, seconds=arguments.seconds, clients=arguments.clients, kinds=(True,))
     report([plain, full], arguments.clients)
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 from urllib.parse import urlsplit
 
 _END = b"0\r\n\r\n"
@@ -91,9 +92,16 @@ class _Client(asyncio.Protocol):
 
 
 async def load(
-    url: str, *, model: str, clients: int, seconds: float, stream: bool, key: str = "none"
+    url: str,
+    *,
+    model: str,
+    clients: int,
+    seconds: float,
+    stream: bool,
+    key: str = "none",
+    more: dict[str, Any] | None = None,
 ) -> Load:
-    """Keep `clients` busy for some seconds."""
+    """Keep `clients` busy for some seconds. `more`: further parameters of their requests."""
     parts = urlsplit(url)
     body = json.dumps(
         {
@@ -101,6 +109,7 @@ async def load(
             "messages": [{"role": "user", "content": "Say a few words about the weather of the day."}],
             "stream": stream,
             "max_tokens": 32,
+            **(more or {}),
         }
     ).encode()
     head = (
