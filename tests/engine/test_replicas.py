@@ -120,10 +120,12 @@ async def test_requests_go_on_elsewhere_when_processes_die_or_hang() -> None:
         streams = [asyncio.create_task(collect(engines, item)) for item in items]
         seen = engines.stats.generated_tokens
         await until(lambda: engines.stats.generated_tokens >= seen + 12)
-        os.kill(one.pid, signal.SIGSTOP)
+        hung = max(engines.replicas, key=lambda replica: replica.load)
+        assert hung.pid is not None
+        os.kill(hung.pid, signal.SIGSTOP)
         for item, answer in zip(items, await asyncio.gather(*streams), strict=True):
             assert answer == expect(item, CONTEXT)
-        assert engines.moved == moved + 2
+        assert engines.moved > moved
 
 
 async def test_a_poison_does_not_take_the_others_along() -> None:
