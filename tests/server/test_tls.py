@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from raw_http import RawClient
+from remote_server import RemoteServer
 from scripted_engine import engine_info
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
@@ -178,3 +179,26 @@ def test_what_is_wrong_with_files_is_said(files: Path, config: dict[str, Any], m
     with pytest.raises(InvalidRequest, match=message) as caught:
         server_context(ServerConfig(**paths))
     assert "\n" not in caught.value.message
+
+
+def test_an_upstream_is_believed_only_by_its_certificate(
+    files: Path, secure: ScriptedServer, text_parts: Any
+) -> None:
+    url = secure.url.replace("http://", "https://").replace("127.0.0.1", "localhost")
+    believed: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"ca_file": str(files / "server.pem")}, True),
+        ({"verify_tls": False}, True),
+    ]
+    for settings, well in believed:
+        remote = RemoteServer(text_parts, url, {"kind": "tokentrail", **settings})
+        try:
+            answer = remote.chat()
+            if well:
+                assert answer.json()["choices"][0]["message"]["content"] == TEXT
+            else:
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "upstream_unreachable"
+                assert "certificate is not trusted" in answer.json()["error"]["message"]
+        finally:
+            remote.close()
