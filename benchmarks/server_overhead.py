@@ -1,6 +1,6 @@
 """What serving costs beside the engine: CPU time of the API process per token streamed.
 
-    python benchmarks/server_overhead.py --streams 64
+    python benchmarks/server_overhead.py --streams 64 [--config deploy.yaml]
 
 The engine behind it computes nothing; each of its steps takes 20 ms, like a decode step of many sequences.
 What is measured is all the rest: messages from the engine, journeys, metrics, detokenization, JSON, HTTP,
@@ -113,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU time of the API process per streamed token.")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--config", help="A deployment file: what it turns on is measured too.")
     arguments = parser.parse_args()
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
@@ -121,13 +122,18 @@ def main() -> None:
     command = tokentrail(
         "serve", "--port", str(port), "--served-model-name", "m", "--no-log-requests", "--max-num-seqs", "128"
     )
+    if arguments.config is not None:
+        command += ["--config", arguments.config]
     with server(command, f"http://127.0.0.1:{port}") as process:
         stream(port, 4, 20, {})
         for name, more in (("plain", {}), ("5 log-probabilities", {"logprobs": True, "top_logprobs": 5})):
             before = cpu_seconds(process.pid)
             events = stream(port, arguments.streams, arguments.tokens, more)
+            made = arguments.streams * arguments.tokens
             spent = cpu_seconds(process.pid) - before
-            print(f"{name:20} {spent / events * 1e6:6.1f} µs of CPU per event, {arguments.streams} streams")
+            print(
+                f"{name:20} {spent / made * 1e6:6.1f} µs of CPU per token, {events} events, {arguments.streams} streams"
+            )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ class StreamFilter:
 
     def flush(self) -> str:
         """The text is over; returns what was held."""
-        return "" if self.blocked is not None else self._look(final=True)
+        # In a text that never began there is nothing to look for; streams end such ones all the time.
+        return "" if self.blocked is not None or not self.seen else self._look(final=True)
 
     def _look(self, final: bool) -> str:
         upto = self.seen

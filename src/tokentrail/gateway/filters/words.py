@@ -367,26 +367,27 @@ class _WordWatcher:
 
     def _open_from(self, text: str) -> int:
         """The first place from which the text may go on to be a word, or is one whose end is not certain."""
-        letters = _letters(text)
         prefixes = self._list._prefixes
         skeleton = ""
-        first = len(text)
-        following = len(text)
-        for number in range(len(letters) - 1, -1, -1):
-            one = letters[number]
+        first = following = len(text)
+        for at in range(len(text) - 1, -1, -1):
+            letters = fold(text[at]).letters
+            if not letters:
+                continue
             # What is behind a long gap is over.
-            if following - one.at > _LONGEST_GAP and _visible(text, one.at + 1, following) > _LONGEST_GAP:
+            if following - at > _LONGEST_GAP and _visible(text, at + 1, following) > _LONGEST_GAP:
                 break
-            following = one.at
-            kind = fold(one.letter).skeleton
-            if kind != skeleton[:1]:
-                skeleton = kind + skeleton
-                if len(skeleton) > prefixes.longest:
-                    break
-            if skeleton in prefixes and (
-                self._list.inside_words or is_wide(one.letter) or not _is_letter(text, one.at - 1, -1)
-            ):
-                first = one.at
+            following = at
+            for letter in reversed(letters):
+                kind = fold(letter).skeleton
+                if kind != skeleton[:1]:
+                    skeleton = kind + skeleton
+                    if len(skeleton) > prefixes.longest:
+                        return first
+                if skeleton in prefixes and (
+                    self._list.inside_words or is_wide(letter) or not _is_letter(text, at - 1, -1)
+                ):
+                    first = at
         return first
 
 
