@@ -26,7 +26,7 @@ class Usage(NamedTuple):
 class Gpu(NamedTuple):
     """Of a device."""
 
-    index: int
+    number: int
     busy: float
     """Part of the last moment in which it computed, 1 being all of it."""
     used_bytes: int
@@ -119,5 +119,5 @@ def process_families() -> Iterator[Metric]:
     ):
         gauge = GaugeMetricFamily(f"tokentrail_gpu_{name}", text, labels=["gpu"])
         for device in devices:
-            gauge.add_metric([str(device.index)], getattr(device, field))
+            gauge.add_metric([str(device.number)], getattr(device, field))
         yield gauge
