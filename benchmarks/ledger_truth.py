@@ -183,6 +183,13 @@ class Servers:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
+    def end(self) -> None:
+        """Whatever went wrong, none of them stays."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.log.close()
+
     def stop(self) -> None:
         for process in self.processes.values():
             process.terminate()
@@ -311,6 +318,7 @@ def main() -> None:
             "prices: {models: {m: {input: 0.15, cached_input: 0.075, output: 0.6}}}\n"
         )
         servers = Servers(options.servers, folder)
+        stack.callback(servers.end)
         clients = [Client(number, rng) for number in range(options.requests)]
 
         async def run() -> float:
