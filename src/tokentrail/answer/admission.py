@@ -288,6 +288,7 @@ class Admission:
             choice=choice,
             priority=request.priority,
             tenant=request.tenant,
+            weight=request.identity.weight,
             salt=request.salt,
             session=request.session,
             adapter=self.adapter,

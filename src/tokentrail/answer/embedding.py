@@ -146,6 +146,7 @@ class EmbeddingJob:
                 sampling=SamplingParams(temperature=0.0, max_tokens=1, seed=0),
                 priority=request.priority,
                 tenant=request.tenant,
+                weight=request.identity.weight,
                 salt=request.salt,
                 adapter=adapter,
                 trace=request.trace,

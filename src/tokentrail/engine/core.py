@@ -19,6 +19,7 @@ from tokentrail.engine.pooling import Pool
 from tokentrail.engine.prefix_cache import PrefixCache
 from tokentrail.engine.scheduler import Schedule, Scheduler
 from tokentrail.engine.sequence import Sequence, Status, check_request
+from tokentrail.engine.shares import Share
 from tokentrail.engine.speculation import create_speculator
 from tokentrail.protocol import (
     Delta,
@@ -138,14 +139,17 @@ class EngineCore:
         # Those that the next step can start do not wait.
         starting = scheduler.max_running - len(scheduler.running)
         waiting = scheduler.num_waiting + len(self._compiling)
-        if not request.resumed and waiting >= self._max_waiting + starting:
+        full = not request.resumed and waiting >= self._max_waiting + starting
+        share = scheduler.shares.of(request.tenant, request.weight)
+        other = self._less_entitled(share, request.priority) if full else None
+        if full and other is None:
             return Rejected(
                 request.id,
                 f"The waiting queue is full ({self._max_waiting} requests). Try again a little later.",
             )
         self._serial += 1
         sequence = Sequence(
-            request, self._serial, request.arrival or self._clock(), info.max_model_len, self._eos_ids
+            request, self._serial, request.arrival or self._clock(), info.max_model_len, self._eos_ids, share
         )
         sequence.adapter = self._adapters.get(request.adapter, -1)
         if not scheduler.fits(sequence):
@@ -160,6 +164,8 @@ class EngineCore:
         if sequence.num_tokens >= sequence.max_total:
             self._ended.append(_last_delta(sequence, FinishReason.LENGTH))
             return None
+        if other is not None:
+            self._refuse(other)
         self._sequences[request.id] = sequence
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._serial, sequence))
@@ -170,6 +176,28 @@ class EngineCore:
             self._compiling[sequence.id] = sequence, self._grammars.compile(request.grammar)
             self._take_compiled()
         return None
+
+    def _less_entitled(self, share: Share, priority: int) -> Sequence | None:
+        """Who can be refused when the queue is full, in the place of a request of `share`: what came last of the tenant
+        with the longest queue for its weight, if that one has more of it even then. A flood keeps nobody else out.
+        """
+        heaviest = self.scheduler.shares.most_waiting()
+        if (
+            heaviest is None
+            or heaviest is share
+            or (share.waiting + 1) / share.weight > (heaviest.waiting - 1) / heaviest.weight
+        ):
+            return None
+        return self.scheduler.waiting.newest_of(heaviest, priority)
+
+    def _refuse(self, sequence: Sequence) -> None:
+        self._drop(sequence)
+        self.refused.append(
+            Rejected(
+                sequence.id,
+                "The waiting queue is full, and others have fewer requests in it. Try again a little later.",
+            )
+        )
 
     def _take_compiled(self) -> None:
         """Queue the sequences whose grammar has been compiled."""

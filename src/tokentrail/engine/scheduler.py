@@ -11,6 +11,7 @@ from tokentrail.engine.block_pool import BlockPool
 from tokentrail.engine.pacing import Pacing
 from tokentrail.engine.prefix_cache import PrefixCache
 from tokentrail.engine.sequence import Rank, Sequence, Status
+from tokentrail.engine.shares import Shares
 from tokentrail.engine.waiting import WaitingQueue
 
 _MOST_PASSED_OVER = 128
@@ -54,10 +55,11 @@ class Schedule:
 class Scheduler:
     """Shares steps, blocks and slots between sequences.
 
-    All order is by rank (priority, then arrival). Why nothing starves or livelocks: the best-ranked running
-    sequence can take the blocks of every other, and every request fits into the pool alone (`fits`), so it
-    always advances and ends; then the next is the best. Sequences of one priority cannot be overtaken for
-    ever, as those that came before them are finitely many.
+    Of one tenant all order is by rank (priority, then arrival). Of several, at one priority, those that have had
+    less of the engine for their weight go first (`shares`). Why nothing starves or livelocks: in each step all but
+    one of the running sequences can take that one's blocks, and whoever takes them computes a token in that step;
+    every request fits into the pool alone (`fits`). So each step that preempts brings an answer on, and answers end.
+    A tenant that waits falls behind those that are served until it is next.
 
     - A sequence is admitted when the pool has blocks for all its tokens (and one spare block for each running
       sequence to grow into), and takes them at once: a prompt in progress never waits for blocks.
@@ -66,6 +68,9 @@ class Scheduler:
       still take them.
     - A waiting sequence of strictly better priority preempts running ones of worse priority for a slot or for
       blocks.
+    - A waiting sequence whose tenant has fewer slots than its share, for its weight, takes one from the tenant that
+      has the most, the one that came last there.
+    - The prompt of a tenant that has had less is begun before that of another one goes on.
     - While others decode, the prompt tokens of a step are capped (`Pacing`).
     """
 
@@ -88,7 +93,8 @@ class Scheduler:
         self.max_running = min(max_running, max_tokens, max_rows)
         self.max_tokens = max_tokens
         self.max_rows = max_rows
-        self.waiting = WaitingQueue()
+        self.shares = Shares()
+        self.waiting = WaitingQueue(self.shares)
         self.running: list[Sequence] = []
         """Best rank first."""
         self._free_slots = list(range(self.max_running - 1, -1, -1))
@@ -130,6 +136,11 @@ class Scheduler:
     def computed(self, sequence: Sequence, count: int) -> None:
         """A step has computed `count` more tokens of the sequence."""
         sequence.num_computed += count
+        paid = sequence.num_computed - sequence.paid
+        if paid > 0:
+            sequence.paid += paid
+            share = sequence.share
+            share.served += paid / share.weight
         if sequence.num_computed - sequence.num_registered * self.block_size >= self.block_size:
             self.cache.register(sequence)
 
@@ -149,40 +160,64 @@ class Scheduler:
             wanting = min(len(self.running) + self.num_waiting, self.max_running)
             budget = min(budget, self.pacing.cap(decodes, wanting - decodes))
 
+        order = self._order()
         short = False
         at = 0
-        while at < len(self.running):  # which may lose its tail on the way
-            sequence = self.running[at]
+        partial: list[Sequence] = []
+        while at < len(order):  # which may lose its tail on the way
+            sequence = order[at]
             at += 1
             count = sequence.num_tokens - sequence.num_computed
             if count == 1:
                 if sequence.num_tokens > len(sequence.blocks) * self.block_size:
                     short |= self.pool.num_free == 0
-                    if not self._grow(sequence, plan):
+                    if not self._grow(sequence, plan, order):
                         continue
                 plan.decodes += 1
                 plan.add(sequence, 1, 1)
                 continue
-            count = self._chunk(sequence, budget, rows)
-            if not count:
+            if self._lighter_waits(sequence):
+                partial.append(sequence)
                 continue
-            needed = sequence.num_rows(count)
-            budget -= count
-            rows -= needed
-            plan.add(sequence, count, needed)
+            budget, rows = self._go_on(sequence, plan, budget, rows)
         if not short:
-            self._admit(plan, budget, rows)
+            budget, rows = self._admit(plan, budget, rows)
+        for sequence in partial:
+            if sequence.status is Status.RUNNING:
+                budget, rows = self._go_on(sequence, plan, budget, rows)
         return plan
 
-    def _admit(self, plan: Schedule, budget: int, rows: int) -> None:
-        """Start waiting sequences while slots, blocks and the step have room.
+    def _order(self) -> list[Sequence]:
+        """Running sequences, the one first that is the last to be preempted."""
+        if self.shares.active <= 1 or self.pool.num_free >= len(self.running):
+            return self.running
+        return sorted(self.running, key=lambda one: (one.rank[0], one.share.served, one.rank))
+
+    def _lighter_waits(self, sequence: Sequence) -> bool:
+        """Somebody waits whose tenant has had less, so the rest of this prompt can wait."""
+        head = self.waiting.peek()
+        if head is None or head.share is sequence.share or len(self.running) >= self.max_running:
+            return False
+        return (head.rank[0], head.share.served) < (sequence.rank[0], sequence.share.served)
+
+    def _go_on(self, sequence: Sequence, plan: Schedule, budget: int, rows: int) -> tuple[int, int]:
+        """Compute more of a prompt. Returns what is left of the step."""
+        count = self._chunk(sequence, budget, rows)
+        if not count:
+            return budget, rows
+        needed = sequence.num_rows(count)
+        plan.add(sequence, count, needed)
+        return budget - count, rows - needed
+
+    def _admit(self, plan: Schedule, budget: int, rows: int) -> tuple[int, int]:
+        """Start waiting sequences while slots, blocks and the step have room. Returns what is left of the step.
 
         One that needs a block which this very step computes for another is passed over: in the next step it
         finds the block in the cache. So the choices of one request (n > 1) share its prompt, and a burst of
         requests shares its system prompt.
         """
         if not self.waiting or budget <= 0 or rows <= 0:
-            return
+            return budget, rows
         computing: set[bytes] = set()
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             if count > 1:
@@ -208,6 +243,7 @@ class Scheduler:
             computing.update(self.cache.upcoming(candidate, count))
         for sequence in passed_over:
             self.waiting.push(sequence)
+        return budget, rows
 
     def _chunk(self, sequence: Sequence, budget: int, rows: int) -> int:
         """Tokens of a prompt to compute now, within what is left of the step's token budget and logit
@@ -238,6 +274,13 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         plan.started.append(sequence)
         sequence.status = Status.RUNNING
+        share = sequence.share
+        self.shares.started(share)
+        # Its prompt is charged at once, so that others have their turn before the next one of this tenant.
+        due = sequence.num_tokens - max(found, sequence.paid)
+        if due > 0:
+            share.served += due / share.weight
+        sequence.paid = max(sequence.paid, sequence.num_tokens)
         bisect.insort(self.running, sequence, key=_rank)
         found_in_prompt = min(found, sequence.prompt_len)
         if sequence.cached_tokens is None:
@@ -249,18 +292,19 @@ class Scheduler:
             plan.cached[sequence.id] = found_in_prompt
 
     def _stop(self, sequence: Sequence) -> None:
+        self.shares.stopped(sequence.share)
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = 0
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
-    def _grow(self, sequence: Sequence, plan: Schedule) -> bool:
-        """Give a decoding sequence one more block, at the cost of the worst-ranked ones if need be."""
+    def _grow(self, sequence: Sequence, plan: Schedule, order: list[Sequence]) -> bool:
+        """Give a decoding sequence one more block, at the cost of the last ones in `order` if need be."""
         while not self.pool.num_free:
-            if self.running[-1] is sequence:
+            if order[-1] is sequence:
                 return False
-            self._preempt_worst(plan)
+            self._preempt(order[-1], plan, order)
         sequence.blocks += self.pool.allocate(1)
         return True
 
@@ -277,33 +321,58 @@ class Scheduler:
         sequence.blocks += self.pool.allocate(wanted)
         return min(count, len(sequence.blocks) * self.block_size - sequence.num_tokens)
 
-    def _preempt_worst(self, plan: Schedule) -> None:
-        """Take everything from the worst-ranked running sequence. It keeps its tokens and waits at its
-        rank.
-        """
-        victim = self.running.pop()
+    def _preempt(self, victim: Sequence, plan: Schedule, order: list[Sequence]) -> None:
+        """Take everything from a running sequence. It keeps its tokens and waits at its rank."""
+        self.running.remove(victim)
+        if order is not self.running:
+            order.remove(victim)
         self._stop(victim)
         self.waiting.push(victim)
         self.num_preemptions += 1
         plan.preempted.append(victim.id)
 
     def _make_room(self, plan: Schedule) -> None:
-        """Preempt for a waiting sequence of strictly better priority than some running ones, where that will
-        do.
+        """Preempt for a waiting sequence of strictly better priority than some running ones, or whose tenant has less
+        than its share of the slots, where that will do.
         """
         head = self.waiting.peek()
-        if head is None or not self.running or head.rank[0] >= self.running[-1].rank[0]:
+        if head is None or not self.running:
+            return
+        order = self._order()
+        if head.rank[0] >= order[-1].rank[0]:
+            if len(self.running) >= self.max_running:
+                self._share_slots(head, plan)
             return
         matched, _ = self.cache.match(head)
-        worse = [sequence for sequence in self.running if sequence.rank[0] > head.rank[0]]
+        worse = [sequence for sequence in order if sequence.rank[0] > head.rank[0]]
         gain = sum(self.pool.refs(block) == 1 for sequence in worse for block in sequence.blocks)
         wanted = self._blocks_for(head.num_tokens) - len(matched) + len(self.running) - len(worse)
         if wanted > self.pool.num_free + gain:
             return
-        while self.running and self.running[-1].rank[0] > head.rank[0]:
+        while order and order[-1].rank[0] > head.rank[0]:
             if len(self.running) < self.max_running and self._has_blocks(head, self.cache.match(head)[0]):
                 return
-            self._preempt_worst(plan)
+            self._preempt(order[-1], plan, order)
+
+    def _share_slots(self, head: Sequence, plan: Schedule) -> None:
+        """All slots are taken: `head` gets one of the tenant that has the most for its weight, if that one still has as
+        much as the tenant of `head` then. At most one a step.
+        """
+        mine = head.share
+        if mine.running == len(self.running):
+            return
+        equals = [one for one in self.running if one.rank[0] == head.rank[0] and one.share is not mine]
+        if not equals:
+            return
+        victim = max(equals, key=lambda one: (one.share.running / one.share.weight, one.rank))
+        other = victim.share
+        if (mine.running + 1) / mine.weight > (other.running - 1) / other.weight:
+            return
+        matched, _ = self.cache.match(head)
+        gain = sum(self.pool.refs(block) == 1 for block in victim.blocks)
+        wanted = self._blocks_for(head.num_tokens) - len(matched) + len(self.running) - 1
+        if wanted <= self.pool.num_free + gain:
+            self._preempt(victim, plan, self.running)
 
 
 def grant(scheduler: Scheduler, plan: Schedule, at: list[int], wanted: list[int]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokentrail.engine.pooling import Pool
+from tokentrail.engine.shares import Share
 from tokentrail.protocol import GenerateRequest, InvalidRequest, TokenAlternatives
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Sequence:
         "num_registered",
         "num_tokens",
         "num_top",
+        "paid",
         "penalties",
         "pool",
         "prompt_len",
@@ -65,6 +67,7 @@ class Sequence:
         "rank",
         "request",
         "salt",
+        "share",
         "slot",
         "status",
         "stop_ids",
@@ -80,7 +83,9 @@ class Sequence:
         arrival: float,
         max_model_len: int,
         eos_ids: frozenset[int],
+        share: Share | None = None,
     ) -> None:
+        """`share`: its tenant's; None: one of its own."""
         sampling = request.sampling
         self.request = request
         self.id = request.id
@@ -92,6 +97,10 @@ class Sequence:
         priority.
         """
         self.status = Status.WAITING
+        self.share = Share(request.tenant) if share is None else share
+        """Its tenant's, of the engine."""
+        self.paid = 0
+        """Leading tokens that its tenant has been charged for: what is computed once more costs nothing."""
 
         self.prompt_len = len(request.prompt)
         self.num_tokens = self.prompt_len + len(request.output)
