@@ -175,6 +175,39 @@ def test_a_file_that_is_too_large(make_server: MakeServer, tmp_path: Path) -> No
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def test_files_of_a_key_have_a_quota(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server(files_dir=str(tmp_path), files_quota_bytes=8000, api_keys=("one", "two"))
+    client, other = server.client("one"), server.client("two")
+
+    def put(client: openai.OpenAI, size: int) -> Any:
+        return client.files.create(file=("a", b"x" * size), purpose="batch")
+
+    kept = put(client, 7000)
+    for size in (2000, 9000):
+        with pytest.raises(openai.APIStatusError, match="7000 are in use") as error:
+            put(client, size)
+        assert (error.value.status_code, error.value.code) == (413, "files_quota_exceeded")
+    put(other, 2000)
+    client.files.delete(kept.id)
+    put(client, 2000)
+
+    # Results count, too: what would come on top of them is not asked.
+    batch = wait(client, start(client, [line(str(at)) for at in range(12)]).id)
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert counts.completed >= 1
+    assert counts.failed >= 1
+    assert counts.completed + counts.failed == 12
+    refused = results(client, batch.error_file_id)
+    assert {one["error"]["code"] for one in refused} == {"files_quota_exceeded"}
+    with pytest.raises(openai.APIStatusError, match="--files-quota"):
+        put(client, 10)
+    for file in client.files.list():
+        client.files.delete(file.id)
+    assert put(client, 3500).bytes == 3500
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -125,6 +125,16 @@ class ServerOptions:
             "--max-file-size", min=1, metavar="MIB", help="Of an uploaded file.", rich_help_panel=API
         ),
     ] = 200
+    files_quota: Annotated[
+        int,
+        typer.Option(
+            "--files-quota",
+            min=1,
+            metavar="MIB",
+            help="Of all files of a key, what batches write included.",
+            rich_help_panel=API,
+        ),
+    ] = 10240
     batch_concurrency: Annotated[
         int,
         typer.Option(
@@ -457,6 +467,7 @@ def serve(
         shutdown_timeout=server.shutdown_timeout,
         files_dir=None if server.files_dir is None else str(server.files_dir),
         max_file_bytes=server.max_file_size << 20,
+        files_quota_bytes=server.files_quota << 20,
         batch_concurrency=server.batch_concurrency,
         log_level=server.log_level,
         log_requests=server.log_requests,

@@ -5,6 +5,8 @@ Times named `…_at` are wall-clock seconds (`time.time()`); the others are dura
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -111,7 +113,7 @@ class CompanyView(msgspec.Struct, kw_only=True):
 
     journey: str
     sequence: int
-    steps: list[tuple[int, int]]
+    steps: list[Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]]
     """Which: first and last index into `steps` of each stretch."""
 
 

@@ -39,7 +39,7 @@ def view(journey: Journey, steps: StepLog, others: Iterable[Journey] = ()) -> Jo
                 journey,
                 steps,
                 [
-                    CompanyView(journey=owners[id(other)], sequence=other.index, steps=shared)
+                    CompanyView(journey=owners[id(other)], sequence=other.index, steps=[*map(list, shared)])
                     for other in sequences
                     if other is not sequence and (shared := _shared(sequence, other))
                 ],

@@ -81,6 +81,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of uploaded files and batches; None: there are none."""
     max_file_bytes: int = 200 * 1024 * 1024
     """Larger uploads get 413."""
+    files_quota_bytes: int = 10 * 1024 * 1024 * 1024
+    """Of the files of one key together, results of batches included; more uploads get 413."""
     batch_concurrency: int = 8
     """Requests of batches that run at a time."""
     max_connections: int | None = None

@@ -66,12 +66,15 @@ class HTTPError(TokentrailError):
         self.type = type
 
 
+TOO_LARGE = "request_too_large"
+
+
 def too_large(limit: int) -> HTTPError:
     return HTTPError(
         413,
         f"The request body is larger than this server takes ({limit} bytes).",
         type="invalid_request_error",
-        code="request_too_large",
+        code=TOO_LARGE,
     )
 
 

@@ -28,6 +28,7 @@ def create_router(app: FastAPI, state: ServerState) -> APIRouter:
         state.keys,
         concurrency=config.batch_concurrency,
         longest_line=config.max_body_bytes,
+        quota=config.files_quota_bytes,
     )
     state.background.append(runner)
     return create(state, runner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,7 +19,7 @@ from tokentrail.server.batches.runner import BatchRunner
 from tokentrail.server.batches.store import Owner, new_id, now
 from tokentrail.server.batches.upload import receive
 from tokentrail.server.body import refuse_foreign_pages
-from tokentrail.server.errors import HTTPError
+from tokentrail.server.errors import TOO_LARGE, HTTPError
 from tokentrail.server.openapi import Extra, answers, json_body, query, text_answer
 from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
@@ -91,7 +92,7 @@ def create_router(state: ServerState, runner: BatchRunner) -> APIRouter:
 
 
 def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> None:
-    store, call = runner.store, runner.call
+    store, call, quota = runner.store, runner.call, runner.quota
 
     async def find(request: Request, id: str) -> FileBody:
         file = await call(store.file, request.state.identity.tenant, id)
@@ -103,27 +104,21 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
     async def upload_file(request: Request) -> Response:
         """Upload a batch's input: JSON Lines."""
         refuse_foreign_pages(request)
+        tenant = request.state.identity.tenant
         draft = store.draft()
         try:
-            upload = await receive(request, draft, state.config.max_file_bytes)
-            if upload.filename is None:
-                raise InvalidRequest("You must provide file.", param="file")
-            purpose = upload.fields.get("purpose")
-            if purpose is None:
-                raise InvalidRequest("You must provide purpose.", param="purpose")
-            if purpose != "batch":
-                raise InvalidRequest(f"purpose must be batch, not {purpose[:40]!r}.", param="purpose")
-            if not upload.size:
-                raise InvalidRequest("The file is empty.", param="file")
-            body = FileBody(
-                id=new_id("file-"),
-                bytes=upload.size,
-                created_at=now(),
-                filename=upload.filename,
-                purpose=purpose,
-            )
-            await call(store.keep, draft, body.id)
-            await call(store.add_file, request.state.identity.tenant, body)
+            length = request.headers.get("content-length", "")
+            most = state.config.max_file_bytes
+            wanted = min(most, int(length)) if length.isdecimal() else most
+            async with quota.room(tenant, max(1, wanted)) as room:
+                try:
+                    body = await _received(request, draft, room)
+                except HTTPError as error:
+                    if error.code == TOO_LARGE and room < wanted:
+                        raise quota.exceeded(await call(store.used, tenant)) from None
+                    raise
+                await call(store.keep, draft, body.id)
+                await call(store.add_file, tenant, body)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -271,6 +266,23 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
                 code="batch_over",
             )
         return json_response(batch)
+
+
+async def _received(request: Request, draft: Path, room: int) -> FileBody:
+    """Read an upload of at most `room` bytes into the draft."""
+    upload = await receive(request, draft, room)
+    if upload.filename is None:
+        raise InvalidRequest("You must provide file.", param="file")
+    purpose = upload.fields.get("purpose")
+    if purpose is None:
+        raise InvalidRequest("You must provide purpose.", param="purpose")
+    if purpose != "batch":
+        raise InvalidRequest(f"purpose must be batch, not {purpose[:40]!r}.", param="purpose")
+    if not upload.size:
+        raise InvalidRequest("The file is empty.", param="file")
+    return FileBody(
+        id=new_id("file-"), bytes=upload.size, created_at=now(), filename=upload.filename, purpose=purpose
+    )
 
 
 def _limit(request: Request, most: int, default: int) -> int:

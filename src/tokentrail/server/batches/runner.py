@@ -27,6 +27,7 @@ from tokentrail.server.batches.bodies import (
 )
 from tokentrail.server.batches.calling import ask
 from tokentrail.server.batches.lines import Line, parse, read, validate
+from tokentrail.server.batches.quota import QUOTA_USED_UP, Quota
 from tokentrail.server.batches.store import Owner, Store, new_id, now
 from tokentrail.server.errors import CLIENT_GONE, log_internal, unavailable
 from tokentrail.server.keys import Keys
@@ -60,9 +61,11 @@ class BatchRunner:
     """At most `concurrency` requests run at a time, of all batches in turn."""
 
     def __init__(
-        self, app: ASGIApp, store: Store, keys: Keys, *, concurrency: int, longest_line: int
+        self, app: ASGIApp, store: Store, keys: Keys, *, concurrency: int, longest_line: int, quota: int
     ) -> None:
+        """`quota`: bytes that the files of one tenant may have."""
         self.store = store
+        self.quota = Quota(quota, lambda tenant: self.call(store.used, tenant))
         self._app = app
         self._keys = keys
         self._longest_line = longest_line
@@ -259,6 +262,11 @@ class BatchRunner:
 
     async def _run_line(self, owner: Owner, batch: BatchBody, number: int, line: Line) -> None:
         id = _line_id(batch, number)
+        if await self.quota.used_up(owner.tenant):
+            refused = LineResult(id=id, custom_id=line.custom_id, response=None, error=QUOTA_USED_UP)
+            content = msgspec.json.encode(refused)
+            await self.call(self.store.add_result, owner.tenant, batch.id, number, False, content)
+            return
         pause = _FIRST_PAUSE
         while True:
             identity = self._keys.identity_of(owner.tenant, owner.key)
@@ -275,7 +283,9 @@ class BatchRunner:
         response = LineResponse(reply.status, request_id, msgspec.Raw(body))
         result = LineResult(id=id, custom_id=line.custom_id, response=response, error=None)
         ok = 200 <= reply.status < 300
-        await self.call(self.store.add_result, batch.id, number, ok, msgspec.json.encode(result))
+        await self.call(
+            self.store.add_result, owner.tenant, batch.id, number, ok, msgspec.json.encode(result)
+        )
 
     async def _finish(self, owner: Owner, batch: BatchBody, unfinished: LineError | None) -> None:
         """Write the output files, and end the batch. `unfinished`: what to say of requests without a result."""
@@ -289,7 +299,7 @@ class BatchRunner:
                     id=_line_id(batch, number), custom_id=line.custom_id, response=None, error=unfinished
                 )
                 content = msgspec.json.encode(result)
-                await self.call(self.store.add_result, batch.id, number, False, content)
+                await self.call(self.store.add_result, owner.tenant, batch.id, number, False, content)
         files: list[FileBody] = []
         for ok, name in ((True, "output"), (False, "error")):
             draft = self.store.draft()

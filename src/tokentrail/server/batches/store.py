@@ -82,6 +82,8 @@ class Store:
                 raise TokentrailError(
                     f"--files-dir {folder}: was written by another version of this program; give another folder."
                 )
+            self._used: dict[str, int] = {}
+            """See `used`; of tenants that were asked for."""
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
@@ -139,9 +141,26 @@ class Store:
 
     # --- files ---------------------------------------------------------------------------------------
 
+    def used(self, tenant: str) -> int:
+        """Bytes of the tenant's files, and of results that are in none yet."""
+        if tenant not in self._used:
+            files = self._db.execute("SELECT body FROM files WHERE tenant = ?", (tenant,))
+            (results,) = self._db.execute(
+                "SELECT coalesce(sum(length(content)), 0) FROM results WHERE batch IN "
+                "(SELECT id FROM batches WHERE tenant = ?)",
+                (tenant,),
+            ).fetchone()
+            self._used[tenant] = results + sum(_file_decoder.decode(body).bytes for (body,) in files)
+        return self._used[tenant]
+
+    def _uses(self, tenant: str, nbytes: int) -> None:
+        if tenant in self._used:
+            self._used[tenant] += nbytes
+
     def add_file(self, tenant: str, body: FileBody) -> None:
         with self._transaction() as db:
             _insert_file(db, tenant, body)
+        self._uses(tenant, body.bytes)
 
     def file(self, tenant: str, id: str) -> FileBody | None:
         row = self._db.execute("SELECT body FROM files WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
@@ -168,6 +187,7 @@ class Store:
                 return str(row[0])
             removed = db.execute("DELETE FROM files WHERE id = ? AND tenant = ?", (id, tenant)).rowcount
         if removed:
+            self._used.pop(tenant, None)
             self.content(id).unlink(missing_ok=True)
         return None
 
@@ -239,7 +259,7 @@ class Store:
         """Numbers of the lines that have their result."""
         return {line for (line,) in self._db.execute("SELECT line FROM results WHERE batch = ?", (batch,))}
 
-    def add_result(self, batch: str, line: int, ok: bool, content: bytes) -> None:
+    def add_result(self, tenant: str, batch: str, line: int, ok: bool, content: bytes) -> None:
         """A line's result and its count, at once, and only the first time."""
         count = "completed" if ok else "failed"
         with self._transaction() as db:
@@ -248,6 +268,8 @@ class Store:
             ).rowcount
             if added:
                 db.execute(f"UPDATE batches SET {count} = {count} + 1 WHERE id = ?", (batch,))
+        if added:
+            self._uses(tenant, len(content))
 
     def write_results(self, batch: str, ok: bool, draft: Path) -> int:
         """Results of a batch, a line each in the input's order, to a new file. Returns its bytes; nothing is written
@@ -274,6 +296,7 @@ class Store:
                 _insert_file(db, tenant, file)
             _update_batch(db, body)
             db.execute("DELETE FROM results WHERE batch = ?", (body.id,))
+        self._used.pop(tenant, None)
 
     # --- lists ---------------------------------------------------------------------------------------
 
