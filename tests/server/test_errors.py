@@ -328,6 +328,9 @@ def test_unknown_urls_and_methods(server: ScriptedServer) -> None:
     assert error(server.get("/v1/nothing"), 404)["code"] == "unknown_url"
     assert "GET /v1/chat/completions" in error(server.get("/v1/chat/completions"), 405)["message"]
     assert error(server.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    # All methods of a path are told, also where each has a route of its own.
+    assert server.http.put(server.url + "/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
+    assert server.http.put(server.url + "/v1/completions").headers["allow"] == "POST"
 
 
 # --- sizes -----------------------------------------------------------------------------------------

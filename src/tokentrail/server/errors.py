@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from tokentrail.protocol import DeadlineExceeded, TokentrailError
 
@@ -159,7 +160,21 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
     response = await on_error(request, HTTPError(status, message, type="invalid_request_error", code=code))
     response.headers.update(getattr(error, "headers", None) or {})
+    if status == 405:
+        response.headers["allow"] = ", ".join(_methods(request))
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path may be asked with: the framework tells the first of its routes only."""
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method, "path_params": {}})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def log_internal(error: BaseException, where: str) -> None:
