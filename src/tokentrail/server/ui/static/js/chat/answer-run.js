@@ -95,7 +95,7 @@ export class AnswerRun extends EventTarget {
     }
     Object.assign(message, { journey: event.id, seed: event.seed, fingerprint: event.system_fingerprint, model: event.model });
     this.body.seed = event.seed;
-    this.changed();
+    this.dispatchEvent(new Event("begin"));
   }
 
   /** @param {"content" | "reasoning"} name @param {string | undefined} text @param {Replay} replay */

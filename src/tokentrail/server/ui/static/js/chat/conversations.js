@@ -113,6 +113,7 @@ export class Conversations extends EventTarget {
     const message = { role: "assistant", content: "", status: "streaming", model: conversation.model };
     conversation.messages.push(message);
     conversation.updated = Date.now();
+    this.#saveNow(conversation);
     this.#run(conversation, message);
     this.#changed();
   }
@@ -121,6 +122,8 @@ export class Conversations extends EventTarget {
   #run(conversation, message) {
     const body = requestOf(conversation, message);
     const run = new AnswerRun(body, message, () => this.save(conversation));
+    // At once, so that a page that is left now can go on with the same seed.
+    run.addEventListener("begin", () => this.#saveNow(conversation));
     this.runs.set(conversation.id, run);
     void run.go().finally(() => {
       this.runs.delete(conversation.id);

@@ -148,7 +148,7 @@ class One extends Loader {
   #parts(journey, sequence) {
     const steps = stepsOfTokens(sequence);
     const fall = waterfall(journey, sequence);
-    const details = h("div.panel.details-panel", { "aria-live": "polite" }, h("p.muted.small", null, t("journey.choose-token")));
+    const details = h("div.panel.details-panel", { "aria-live": "polite", role: "group", tabindex: "0", "aria-label": t("journey.answer-tokens") }, h("p.muted.small", null, t("journey.choose-token")));
     const answer = answerTokens(sequence, steps, (index) => fill(details, tokenDetails(journey, sequence, index, steps[index])));
     const { start, seconds } = span(journey);
     let came = -1;
