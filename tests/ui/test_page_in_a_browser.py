@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -278,7 +279,10 @@ def test_hostile_texts_stay_texts(make_server: MakeServer, text_parts: TextParts
 def test_five_thousand_tokens_hold_nothing_up(
     make_server: MakeServer, text_parts: TextParts, visit: MakeVisit
 ) -> None:
-    """No task of the page is longer than 100 ms: the best of three, as others use the machine, too."""
+    """No task of the page is longer than 100 ms, where `TOKENTRAIL_TIMED_TESTS` says that nobody else uses the machine;
+    a second, elsewhere: what is done anew for each token would take much longer.
+    """
+    most = 100 if os.environ.get("TOKENTRAIL_TIMED_TESTS") else 1000
     part = (
         "A sentence of **some** words, and `code`. " * 20
         + "\n\n- a list\n- of *things*\n\n```\n"
@@ -298,7 +302,7 @@ def test_five_thousand_tokens_hold_nothing_up(
         assert int(re.sub(r"\D", "", facts.split(" tokens")[0])) > 5000
         assert answer(tab).locator("figure.code").count() > 5
         longest.append(tab.page.evaluate("window.longest"))
-        if longest[-1] <= 100:
+        if longest[-1] <= most:
             return
     raise AssertionError(f"tasks took up to {longest} ms")
 

@@ -29,10 +29,13 @@ _PATHS = {
     "/tokenizer_info": "tokens",
     "/apply-template": "tokens",
     "/v1/journeys": "journeys",
+    "/v1/live": "journeys",
+    "/v1/learn": "completions",
 }
 """Paths, and beginnings of paths that end at a slash."""
 _FREE = {
     "/v1/models",
+    "/v1/about",
     "/v1/usage",
     "/api/tags",
     "/api/ps",

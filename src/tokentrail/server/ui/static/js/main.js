@@ -9,7 +9,6 @@ import { journeyView } from "./journey/view.js";
 import { learnView } from "./learn/view.js";
 import { liveView } from "./live/view.js";
 import { isDark, startTheme, switchTheme } from "./theme.js";
-import { usageView } from "./usage/view.js";
 
 /**
  * What the server says of itself.
@@ -19,7 +18,7 @@ import { usageView } from "./usage/view.js";
  */
 
 /** @type {Record<string, (app: App, rest: string) => View>} */
-const VIEWS = { chat: chatView, journey: journeyView, live: liveView, learn: learnView, usage: usageView };
+const VIEWS = { chat: chatView, journey: journeyView, live: liveView, learn: learnView };
 
 export class App {
   constructor() {
@@ -93,7 +92,7 @@ export class App {
 
   #drawRail() {
     const current = location.hash.replace(/^#\/?/, "").split("/")[0] || "chat";
-    const names = ["chat", "journey", "live", "learn", ...(this.about?.admin ? ["usage"] : [])];
+    const names = ["chat", "journey", "live", "learn"];
     const focused = this.rail.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.name : null;
     this.rail.setAttribute("aria-label", t("views"));
     fill(this.rail, h("div.brand", null, mark(), "Tokentrail"),

@@ -6,7 +6,6 @@ export default {
   "nav.journey": "Journeys",
   "nav.live": "Live",
   "nav.learn": "Learn",
-  "nav.usage": "Usage",
   "theme.dark": "Dark",
   "theme.light": "Light",
   "cancel": "Cancel",

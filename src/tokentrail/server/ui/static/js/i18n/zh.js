@@ -6,7 +6,6 @@ export default {
   "nav.journey": "旅程",
   "nav.live": "实况",
   "nav.learn": "学习",
-  "nav.usage": "用量",
   "theme.dark": "深色",
   "theme.light": "浅色",
   "cancel": "取消",
