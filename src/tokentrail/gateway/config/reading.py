@@ -147,6 +147,8 @@ def _told(name: str, lines: dict[_Path, int], hidden: set[_Path], error: Any) ->
         what = "must be given"
     elif error["type"] == "value_error":
         what = str(error["ctx"]["error"])
+    elif error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        what = f"must be settings of its own (names and values), not {_plain(_shown(error['input'], given, hidden))}"
     else:
         what = re.sub(r"^Input should be (a valid )?", "must be ", error["msg"])
         what += f", not {_plain(_shown(error['input'], given, hidden))}"
