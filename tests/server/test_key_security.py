@@ -41,9 +41,9 @@ def test_keys_leave_nothing_behind(
     for name in logging.root.manager.loggerDict:
         if not name.startswith("httpx") and not name.startswith("httpcore"):  # the client's, not the server's
             monkeypatch.setattr(logging.getLogger(name), "disabled", False)
-            logging.getLogger(name).setLevel(logging.DEBUG)
+            caplog.set_level(logging.DEBUG, logger=name)
     for name in ("httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        caplog.set_level(logging.WARNING, logger=name)
     config = tmp_path / "deploy.yaml"
     config.write_text(
         f"keys: {{listed: [{{name: filed, key: {FILE_KEY}, admin: true}}], pepper: {PEPPER}}}\n"
