@@ -37,13 +37,13 @@ PEPPER = "pepper-MARKED-3456"
 def test_keys_leave_nothing_behind(
     make_server: MakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    for name in ("httpx", "httpcore"):  # the client's, not the server's
+        caplog.set_level(logging.WARNING, logger=name)
     for name in logging.root.manager.loggerDict:
-        if not name.startswith("httpx") and not name.startswith("httpcore"):  # the client's, not the server's
+        if not name.startswith(("httpx", "httpcore")):
             monkeypatch.setattr(logging.getLogger(name), "disabled", False)
             caplog.set_level(logging.DEBUG, logger=name)
-    for name in ("httpx", "httpcore"):
-        caplog.set_level(logging.WARNING, logger=name)
+    caplog.set_level(logging.DEBUG)
     config = tmp_path / "deploy.yaml"
     config.write_text(
         f"keys: {{listed: [{{name: filed, key: {FILE_KEY}, admin: true}}], pepper: {PEPPER}}}\n"
