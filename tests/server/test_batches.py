@@ -192,12 +192,12 @@ def test_files_of_a_key_have_a_quota(make_server: MakeServer, tmp_path: Path) ->
     put(client, 2000)
 
     # Results count, too: what would come on top of them is not asked.
-    batch = wait(client, start(client, [line(str(at)) for at in range(12)]).id)
+    batch = wait(client, start(client, [line(str(at)) for at in range(24)]).id)
     assert batch.status == "completed"
     counts = batch.request_counts
     assert counts.completed >= 1
     assert counts.failed >= 1
-    assert counts.completed + counts.failed == 12
+    assert counts.completed + counts.failed == 24
     refused = results(client, batch.error_file_id)
     assert {one["error"]["code"] for one in refused} == {"files_quota_exceeded"}
     with pytest.raises(openai.APIStatusError, match="--files-quota"):
