@@ -10,14 +10,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from tokentrail.answer.choice import ChoiceWriter, TokenTexts
 from tokentrail.answer.parsing import AnswerPlan, format_for, tools_of
 from tokentrail.answer.parts import TextParts
 from tokentrail.answer.prompts import Prepared, echo_of, prepare, resolve_max_tokens
 from tokentrail.answer.types import AnswerRequest, ChatOptions, Chunk, InfillPrompt, Timing, Usage
-from tokentrail.journey import Journey, JourneyStore, SequenceTrail
+from tokentrail.journey import Asked, Journey, JourneyStore, SequenceTrail
 from tokentrail.observability import Metrics
 from tokentrail.protocol import (
     Delta,
@@ -45,19 +45,6 @@ SEED_BITS = 53
 
 # Of a request with several choices the worst outcome is told.
 _BADNESS = {"stop": 0, "length": 1, "abort": 2, "rejected": 3, "timeout": 4, "error": 5}
-
-
-class Caller(Protocol):
-    """What requests of every kind say of themselves."""
-
-    id: str
-    endpoint: str
-    model: str
-    request_id: str | None
-    received: float | None
-
-    @property
-    def tenant(self) -> str: ...
 
 
 def check_priority(priority: int) -> None:
@@ -207,16 +194,9 @@ class Desk:
         begin = "" if plan.tool_format is None else plan.tool_format.answer_begin
         return build_form(wanted, calls, thoughts, self._marks_for(wanted), answer_begin=begin)
 
-    def begin_journey(self, request: Caller, prepared: Prepared) -> Journey:
+    def begin_journey(self, request: Asked, prepared: Prepared) -> Journey:
         """Of a request that is admitted."""
-        journey = self.journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=request.received,
-        )
+        journey = self.journeys.begin_for(request)
         journey.template_done(
             sum(map(len, prepared.token_ids)),
             template_seconds=prepared.template_seconds,

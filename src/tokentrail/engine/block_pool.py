@@ -99,14 +99,6 @@ class BlockPool:
             self._block_of[key] = block
             self._hash_of[block] = key
 
-    def forget_all(self) -> None:
-        """Forget every remembered content; blocks in use stay with their holders."""
-        for block in self._block_of.values():
-            self._hash_of[block] = None
-            if not self._refs[block]:
-                self.states[block] = FREE
-        self._block_of.clear()
-
     def check(self, tables: Iterable[list[int]]) -> None:
         """Raise AssertionError unless the books agree with the block tables of all sequences. For tests."""
         counts = [0] * self.num_blocks

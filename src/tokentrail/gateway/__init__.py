@@ -1,7 +1,7 @@
 """Who may ask, how much, about what, and who answers: what production puts between clients and models.
 
-Without a deployment file (`config`) none of it runs. So far: `filters`, which keep forbidden text out of prompts and
-answers.
+Without a deployment file (`config`) none of it runs. `gateway.Gateway` puts the parts that the file names before
+the backends that answer.
 """
 
 from tokentrail.gateway.config import ConfigError

@@ -18,9 +18,10 @@ from tokentrail.journey.schema import (
     StepView,
     TokenView,
 )
-from tokentrail.journey.store import JourneyStore
+from tokentrail.journey.store import Asked, JourneyStore
 
 __all__ = [
+    "Asked",
     "CompanyView",
     "EventView",
     "Journey",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from tokentrail.journey.record import Journey, SequenceTrail
 from tokentrail.journey.schema import JourneyList, JourneyView, StageTimes
@@ -14,6 +15,19 @@ from tokentrail.protocol import Delta, StepRecord
 
 # Steps that no kept journey needs are freed when so many may have piled up.
 _SWEEP_EVERY = 4096
+
+
+class Asked(Protocol):
+    """What requests of every kind say of themselves. `received`: wall clock; None: now."""
+
+    id: str
+    endpoint: str
+    model: str
+    request_id: str | None
+    received: float | None
+
+    @property
+    def tenant(self) -> str: ...
 
 
 class JourneyStore:
@@ -60,6 +74,17 @@ class JourneyStore:
         # Clients may repeat their own request ids; the latest journey wins.
         self._by_request_id[tenant, journey.request_id] = journey
         return journey
+
+    def begin_for(self, request: Asked) -> Journey:
+        """The same, of a request as it goes to a backend."""
+        return self.begin(
+            request.id,
+            endpoint=request.endpoint,
+            model=request.model,
+            tenant=request.tenant,
+            request_id=request.request_id,
+            received=request.received,
+        )
 
     def on_step(self, record: StepRecord, deltas: Sequence[Delta]) -> None:
         """One engine step, and what it brought. On the hot path: its cost is measured by the tests."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tokentrail import __version__
 from tokentrail.answer import Identity, TargetState
 from tokentrail.journey.schema import JourneyList, JourneyView
-from tokentrail.protocol import InvalidRequest, TokentrailError
+from tokentrail.protocol import TokentrailError
 from tokentrail.server import about, batches, learning, tokenizing, watching
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
@@ -25,6 +25,7 @@ from tokentrail.server.gate import Gate, RequestIds, shape_of
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.openai.routes import create_router
 from tokentrail.server.openapi import answers, describe, query, text_answer
+from tokentrail.server.paging import limit_of
 from tokentrail.server.responses import routes as responses
 from tokentrail.server.schemas import json_response
 from tokentrail.server.state import ServerState
@@ -207,12 +208,8 @@ def _journeys(state: ServerState) -> APIRouter:
     )
     async def list_journeys(request: Request) -> Response:
         """The newest journeys made with this key, without their steps. `limit`: 1 to 1000, default 20."""
-        given = request.query_params.get("limit", "20")
-        if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MOST_LISTED):
-            raise InvalidRequest(
-                f"limit must be an integer from 1 to {_MOST_LISTED}, not {given[:40]!r}.", param="limit"
-            )
-        return json_response(state.journeys.list(request.state.identity.tenant, int(given[:9])))
+        limit = limit_of(request, _MOST_LISTED)
+        return json_response(state.journeys.list(request.state.identity.tenant, limit))
 
     @router.get("/{id}", openapi_extra=answers(JourneyView))
     async def get_journey(request: Request, id: str) -> Response:

@@ -119,14 +119,7 @@ class RemoteAnswer:
         self._late = False
         """It has been silent for too long when it was looked the last time."""
         self._timer: asyncio.TimerHandle | None = None
-        self._journey: Journey | None = place.journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=received,
-        )
+        self._journey: Journey | None = place.journeys.begin_for(request)
         self._journey.served_by = place.target.name
         self._journey.seed, self._journey.fingerprint = seed, self.fingerprint
         self._journey.prompt_tokens = estimate

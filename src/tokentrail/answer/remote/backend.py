@@ -190,18 +190,12 @@ class RemoteBackend:
         return RemoteAnswer(self, request, asked, seed, estimate=_estimate(request.prompts))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        received = time.time() if request.received is None else request.received
+        if request.received is None:
+            request.received = time.time()
         asking = self._asking or await self._known()
         body = asking.embedding(request)
         name = self.target.name
-        journey = self.journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=received,
-        )
+        journey = self.journeys.begin_for(request)
         journey.served_by = name
         outcome = "error"
         try:
@@ -227,9 +221,9 @@ class RemoteBackend:
         finally:
             journey.end(outcome)
             self.metrics.requests[outcome] += 1
-            self.metrics.latency.observe(time.time() - received)
+            self.metrics.latency.observe(time.time() - journey.received)
         return Embeddings(
-            id=request.id, model=request.model, created=int(received), vectors=vectors, usage=usage
+            id=request.id, model=request.model, created=int(journey.received), vectors=vectors, usage=usage
         )
 
     # --- tokens, where the upstream tells them ---------------------------------------------------------

@@ -53,14 +53,7 @@ class CachedAnswer:
         self.headers = {**kept.headers, SERVED_BY: "cache", "age": str(max(0, int(age)))}
         self._chunks = self._run(kept.chunks)
         self._metrics = metrics
-        self._journey: Journey | None = journeys.begin(
-            request.id,
-            endpoint=request.endpoint,
-            model=request.model,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            received=received,
-        )
+        self._journey: Journey | None = journeys.begin_for(request)
         self._journey.served_by = "cache"
         self._journey.seed, self._journey.fingerprint = kept.seed, kept.fingerprint
         self._journey.prompt_tokens = kept.usage.prompt_tokens

@@ -13,7 +13,6 @@ from tokentrail.gateway.config.models import LocalModel, ModelName, RemoteModel
 Problem: TypeAlias = tuple[tuple[int | str, ...], str]
 """Where in the file, and what is wrong there."""
 
-LANGUAGES = ("ar", "el", "en", "he", "hi", "ja", "ko", "ru", "th", "zh")
 ScenarioName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
 
 

@@ -16,7 +16,6 @@ from tokentrail.answer import AnswerRequest, Backend, ChatOptions, ChatPrompt, H
 from tokentrail.gateway.judges.verdicts import JudgeFailed, Matter, Verdict
 from tokentrail.protocol import SamplingParams, StructuredOutputsParams
 
-MOST_CATEGORIES = len(string.ascii_uppercase) - 1
 _SAFE = string.ascii_uppercase[0]
 _PIECE = 6000
 """Characters that are judged at a time: what a small model's context holds. Pieces overlap …"""

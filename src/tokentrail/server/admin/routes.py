@@ -29,6 +29,7 @@ from tokentrail.server import usage
 from tokentrail.server.admin.requests import ChangeKey, ChangeTenant, CreateKey, CreateTenant, RotateKey
 from tokentrail.server.body import read_body, refuse_foreign_pages
 from tokentrail.server.openapi import answers, json_body, query
+from tokentrail.server.paging import ListBody, limit_of, page
 from tokentrail.server.schemas import json_response, parse, read_json
 
 log = logging.getLogger(__name__)
@@ -44,22 +45,6 @@ _PAGE: dict[str, Any] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": _MOST, "default": 20},
     "after": {"type": "string"},
 }
-
-
-class KeyPage(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[KeyView]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class TenantPage(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[TenantView]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 class Deleted(msgspec.Struct, kw_only=True):
@@ -115,7 +100,7 @@ def _add_keys(router: APIRouter, gateway: Gateway) -> None:
 
     @router.get(
         "/keys",
-        openapi_extra=answers(KeyPage)
+        openapi_extra=answers(ListBody[KeyView])
         | query(**_PAGE, tenant={"type": "string"}, status={"type": "string", "enum": ["all"]}),
     )
     async def list_keys(request: Request) -> Response:
@@ -131,11 +116,8 @@ def _add_keys(router: APIRouter, gateway: Gateway) -> None:
             return store.keys(connection, tenant=tenant, after=after, limit=limit, all=status == "all")
 
         in_file = [record for record in ring.file_keys if tenant in (None, record.tenant)]
-        data, more = await _page(gateway, request, fetch, in_file, lambda record: record.id)
-        views = [view_key(record) for record in data]
-        return json_response(
-            KeyPage(data=views, has_more=more, first_id=_id(views[:1]), last_id=_id(views[-1:]))
-        )
+        found, limit = await _found(gateway, request, fetch, in_file, lambda record: record.id)
+        return json_response(page([view_key(record) for record in found], limit))
 
     @router.get("/keys/{id}", openapi_extra=answers(KeyView))
     async def get_key(id: str) -> Response:
@@ -197,7 +179,7 @@ def _add_tenants(router: APIRouter, gateway: Gateway) -> None:
         _note(request, f"tenant {record.name} is made")
         return json_response(view_tenant(record))
 
-    @router.get("/tenants", openapi_extra=answers(TenantPage) | query(**_PAGE))
+    @router.get("/tenants", openapi_extra=answers(ListBody[TenantView]) | query(**_PAGE))
     async def list_tenants(request: Request) -> Response:
         """Tenants, the newest first; behind them those of the deployment file."""
 
@@ -207,11 +189,8 @@ def _add_tenants(router: APIRouter, gateway: Gateway) -> None:
         def fetch(connection: Connection, after: str | None, limit: int) -> list[TenantRecord]:
             return store.tenants(connection, after=after, limit=limit, without=names)
 
-        data, more = await _page(gateway, request, fetch, in_file, lambda record: record.name)
-        views = [view_tenant(record) for record in data]
-        return json_response(
-            TenantPage(data=views, has_more=more, first_id=_id(views[:1]), last_id=_id(views[-1:]))
-        )
+        found, limit = await _found(gateway, request, fetch, in_file, lambda record: record.name)
+        return json_response(page([view_tenant(record) for record in found], limit))
 
     @router.get("/tenants/{name}", openapi_extra=answers(TenantView))
     async def get_tenant(name: str) -> Response:
@@ -240,32 +219,22 @@ def _add_tenants(router: APIRouter, gateway: Gateway) -> None:
         return json_response(Deleted(id=name))
 
 
-async def _page(
+async def _found(
     gateway: Gateway,
     request: Request,
     fetch: Callable[[Connection, str | None, int], list[R]],
     in_file: Sequence[R],
     id_of: Callable[[R], str],
-) -> tuple[list[R], bool]:
-    """A page, and whether there are more. The database's come first, then the file's."""
-    given = request.query_params.get("limit", "20")
-    if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= _MOST):
-        raise InvalidRequest(
-            f"limit must be an integer from 1 to {_MOST}, not {given[:40]!r}.", param="limit"
-        )
-    limit, after = int(given[:9]), request.query_params.get("after")
+) -> tuple[list[R], int]:
+    """What a page may hold and more, and how many it holds. The database's come first, then the file's."""
+    limit, after = limit_of(request, _MOST), request.query_params.get("after")
     ids = [id_of(record) for record in in_file]
     found: list[R] = []
     if after in ids:
         in_file = in_file[ids.index(after) + 1 :]
     else:
         found = await _read(gateway, lambda connection: fetch(connection, after, limit))
-    found = [*found, *in_file]
-    return found[:limit], len(found) > limit
-
-
-def _id(views: Sequence[KeyView] | Sequence[TenantView]) -> str | None:
-    return views[0].id if views else None
+    return [*found, *in_file], limit
 
 
 def _secret(view: NewKeyView) -> Response:

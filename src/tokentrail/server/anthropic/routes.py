@@ -21,6 +21,7 @@ from tokentrail.server.anthropic.requests import CountTokensRequest, MessagesReq
 from tokentrail.server.anthropic.responses import Event, MessageBody, TokenCount
 from tokentrail.server.generation import Generation
 from tokentrail.server.openapi import answers, json_body
+from tokentrail.server.paging import limit_of
 from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
@@ -97,11 +98,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
 
 def _page(cards: list[ModelCard], request: Request) -> dict[str, Any]:
     given = request.query_params
-    limit = given.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_LISTED):
-        raise InvalidRequest(
-            f"limit must be an integer from 1 to {_MOST_LISTED}, not {limit[:40]!r}.", param="limit"
-        )
+    limit = limit_of(request, _MOST_LISTED)
     ids = [card.id for card in cards]
     first, last = 0, len(ids)
     if (after := given.get("after_id")) is not None:
@@ -110,8 +107,8 @@ def _page(cards: list[ModelCard], request: Request) -> dict[str, Any]:
         last = _position(ids, before, "before_id")
     count = max(0, last - first)
     # Before a model: those next to it.
-    start = max(first, last - int(limit)) if before is not None else first
-    page = cards[start : min(last, start + int(limit))]
+    start = max(first, last - limit) if before is not None else first
+    page = cards[start : min(last, start + limit)]
     return {
         "data": [_model(card) for card in page],
         "has_more": count > len(page),

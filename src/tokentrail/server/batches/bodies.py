@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 import msgspec
 
 
@@ -91,27 +89,3 @@ class Deleted(msgspec.Struct):
     id: str
     object: str = "file"
     deleted: bool = True
-
-
-Entry = TypeVar("Entry", FileBody, BatchBody)
-
-
-class ListBody(msgspec.Struct, Generic[Entry], kw_only=True):
-    """A page."""
-
-    object: str = "list"
-    data: list[Entry]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-def page(found: list[Entry], limit: int) -> ListBody[Entry]:
-    """`found`: one more than `limit`, if there are."""
-    data = found[:limit]
-    return ListBody(
-        data=data,
-        has_more=len(found) > limit,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-    )

@@ -14,13 +14,14 @@ from starlette.responses import FileResponse, Response
 
 from tokentrail.answer import Identity
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server.batches.bodies import BatchBody, Deleted, FileBody, ListBody, page
+from tokentrail.server.batches.bodies import BatchBody, Deleted, FileBody
 from tokentrail.server.batches.runner import BatchRunner
 from tokentrail.server.batches.store import Owner, new_id, now
 from tokentrail.server.batches.upload import receive
 from tokentrail.server.body import refuse_foreign_pages
 from tokentrail.server.errors import TOO_LARGE, HTTPError
 from tokentrail.server.openapi import Extra, answers, json_body, query, text_answer
+from tokentrail.server.paging import ListBody, limit_of, page
 from tokentrail.server.schemas import json_response, read_json
 from tokentrail.server.state import ServerState
 
@@ -142,7 +143,7 @@ def _add_files(router: APIRouter, state: ServerState, runner: BatchRunner) -> No
     async def list_files(request: Request) -> Response:
         """Files, the newest first. `purpose`, `limit`, `order` (desc, asc), `after` (a file's id)."""
         given = request.query_params
-        limit = _limit(request, _MOST_FILES, _MOST_FILES)
+        limit = limit_of(request, _MOST_FILES, _MOST_FILES)
         order = given.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"order must be asc or desc, not {order[:20]!r}.", param="order")
@@ -234,7 +235,7 @@ def _add_batches(router: APIRouter, state: ServerState, runner: BatchRunner) -> 
     )
     async def list_batches(request: Request) -> Response:
         """Batches, the newest first. `limit` (up to 100; 20), `after` (a batch's id)."""
-        limit = _limit(request, _MOST_BATCHES, 20)
+        limit = limit_of(request, _MOST_BATCHES, 20)
         after = request.query_params.get("after")
         found = await call(store.batches, request.state.identity.tenant, after=after, limit=limit)
         if found is None:
@@ -283,13 +284,6 @@ async def _received(request: Request, draft: Path, room: int) -> FileBody:
     return FileBody(
         id=new_id("file-"), bytes=upload.size, created_at=now(), filename=upload.filename, purpose=purpose
     )
-
-
-def _limit(request: Request, most: int, default: int) -> int:
-    given = request.query_params.get("limit", str(default))
-    if not (given.isascii() and given.isdecimal() and 1 <= int(given[:9]) <= most):
-        raise InvalidRequest(f"limit must be an integer from 1 to {most}, not {given[:40]!r}.", param="limit")
-    return int(given[:9])
 
 
 def _not_found(what: str, id: str) -> HTTPError:

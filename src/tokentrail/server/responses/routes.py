@@ -15,6 +15,7 @@ from tokentrail.protocol import InvalidRequest, ModelNotFound
 from tokentrail.server.errors import HTTPError
 from tokentrail.server.generation import Generation
 from tokentrail.server.openapi import answers, json_body, query
+from tokentrail.server.paging import limit_of
 from tokentrail.server.responses.answers import ResponsesDialect
 from tokentrail.server.responses.bodies import Deleted, Event, InputTokens, ItemPage, ResponseBody
 from tokentrail.server.responses.items import cut_to_fit, kept_form, references, resolved
@@ -168,11 +169,7 @@ def _kept(store: ResponseStore, request: Request, id: str) -> Kept:
 
 def _page(items: list[dict[str, Any]], request: Request) -> ItemPage:
     given = request.query_params
-    limit, order = given.get("limit", "20"), given.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_LISTED):
-        raise InvalidRequest(
-            f"limit must be an integer from 1 to {_MOST_LISTED}, not {limit[:40]!r}.", param="limit"
-        )
+    limit, order = limit_of(request, _MOST_LISTED), given.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, not {order[:40]!r}.", param="order")
     if order == "desc":
@@ -183,7 +180,7 @@ def _page(items: list[dict[str, Any]], request: Request) -> ItemPage:
         if after not in ids:
             raise InvalidRequest(f"after must be the id of an item, not {after[:80]!r}.", param="after")
         start = ids.index(after) + 1
-    page = items[start : start + int(limit)]
+    page = items[start : start + limit]
     return ItemPage(
         data=page,
         first_id=page[0]["id"] if page else None,
