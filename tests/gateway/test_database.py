@@ -64,6 +64,53 @@ def test_an_error_undoes_a_transaction(url: str) -> None:
     database.close()
 
 
+def test_who_writes_often_has_a_way_of_its_own(url: str) -> None:
+    database = open_database(url, Path())
+    database.prepare_writing_often()
+    row = "INSERT INTO gateway_instances (id, host, pid, started) VALUES ({}, 'h', 1, 1)"
+
+    def write(statement: str, *, fail: bool = False) -> None:
+        with database.write_often() as connection:
+            connection.exec_driver_sql(statement)
+            if fail:
+                raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            write(row.format(7), fail=True)
+        with pytest.raises(DatabaseFailure) as caught:
+            write("INSERT INTO nowhere VALUES (1)")
+        assert isinstance(caught.value.__cause__, sqlalchemy.exc.SQLAlchemyError)
+    write(row.format(8))
+    with pytest.raises(DatabaseFailure) as caught:
+        write(row.format(8))
+    assert isinstance(caught.value.__cause__, sqlalchemy.exc.IntegrityError)
+    with database.read() as reader:
+        assert list(reader.scalars(text("SELECT id FROM gateway_instances"))) == [8]
+    database.close()
+
+
+def test_the_log_is_as_long_as_it_gets_before_it_is_used(tmp_path: Path) -> None:
+    database = open_database(None, tmp_path)
+    file, log = tmp_path / "tokentrail.db", tmp_path / "tokentrail.db-wal"
+    database.prepare_writing_often()
+    with database.read() as reader:
+        tables = set(reader.scalars(text("SELECT name FROM sqlite_master")))
+        assert reader.scalar(text("PRAGMA integrity_check")) == "ok"
+    assert "usage_requests" in tables
+    assert not [name for name in tables if "filler" in name]
+    before = log.stat().st_size, file.stat().st_size
+    assert before[0] > 1000 * 4096 > before[1]
+    for number in range(600):
+        with database.write_often() as connection:
+            row = "INSERT INTO gateway_instances (host, pid, started) VALUES (?, 1, 1)"
+            connection.exec_driver_sql(row, (f"{number}" * 500,))
+    assert log.stat().st_size == before[0]
+    with database.read() as reader:
+        assert reader.scalar(text("SELECT count(*) FROM gateway_instances")) == 600
+    database.close()
+
+
 def test_migrations_make_what_the_tables_say(url: str) -> None:
     database = open_database(url, Path())
     import_tables()

@@ -64,6 +64,7 @@ class Ledger:
             raise TokentrailError(
                 f"ledger.spool_folder: {self._folder} is no folder. Make it, or name another."
             )
+        self._database.prepare_writing_often()
         with self._database.write() as connection:
             self.instance = store.register(connection)
             ended = store.bill_the_dead(connection, self.instance, self.settings.lease_s)

@@ -11,6 +11,7 @@ from functools import cache
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tokentrail.gateway.database.direct import DirectConnection
 from tokentrail.gateway.ledger.entry import COLUMNS, INTERRUPTED, RUNNING, Row
 from tokentrail.gateway.ledger.tables import days, instances, requests
 
@@ -44,7 +45,7 @@ def _upsert(dialect: str, rows: int) -> str:
     )
 
 
-def write_rows(connection: Connection, rows: Sequence[Row]) -> None:
+def write_rows(connection: Connection | DirectConnection, rows: Sequence[Row]) -> None:
     """Rows as they are now, new ones and such that are there already; each id once."""
     for start in range(0, len(rows), _ROWS):
         part = rows[start : start + _ROWS]

@@ -218,6 +218,10 @@ class Writer:
     def _transaction(
         self, spooled: Sequence[Row], rows: Sequence[Row], counts: Mapping[store.DayKey, int]
     ) -> None:
+        if not (spooled or counts):
+            with self._database.write_often() as connection:
+                store.write_rows(connection, rows)
+            return
         with self._database.write() as connection:
             replay(connection, spooled, self.instance)
             store.write_rows(connection, rows)
