@@ -86,6 +86,19 @@ def test_words_within_words_where_the_list_says_so() -> None:
     assert found("goddаmned", words) == {"dаmn"}
 
 
+def test_words_of_another_alphabet_are_found_as_they_are_written() -> None:
+    words = WordList(["сука", "нет", "cop"])
+    assert found("Вот СУКА!", words) == {"СУКА"}
+    assert found("н е т", words) == {"н е т"}
+    assert found("hет", words) == {"hет"}
+    assert found("сор", words) == set()
+
+
+def test_letters_that_are_drawn_like_one_are_not_each_other() -> None:
+    # Kazakh and Russian letters that both look like an h.
+    assert found("һан", WordList(["нан"])) == set()
+
+
 def test_a_word_without_letters_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has no letters or digits"):
         WordList(["..."])
@@ -174,7 +187,8 @@ def rules(*actions: Action) -> list[Rule]:
 
 
 pieces = st.sampled_from(
-    [*WORDS, "da", "mn", "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒",
+    [*WORDS, "da", "mn", "|", "(", ")", "#", "!", "dd", "违违", "аѕѕ", "\0",
+      "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒",
     "s", "S", "$", "1", "co",
      "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com",
      "sk-" + "a1" * 12, "x" * 30,

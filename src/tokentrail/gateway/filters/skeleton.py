@@ -16,19 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_FORMS = {
-    # Small capitals and the like, which have no compatibility mapping.
-    **dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True)),
-    **dict(zip("ɑɡıøłđħŧʋƒ", "agioldhtvf", strict=True)),
-}
-"""Forms of Latin letters."""
-_LOOK_ALIKES = {
-    **dict(zip("авекмнорстухіјѕԁԛԝһӏ", "abekmhopctyxijsdqwhl", strict=True)),
-    **dict(zip("αβεικνορτυχω", "abeiknoptuxw", strict=True)),
-}
-"""Cyrillic and Greek letters drawn like Latin ones."""
+from tokentrail.gateway.filters.look_alikes import drawn_like, latin_form
+
 SIGNS = {
     "@": "a", "$": "s", "!": "i", "|": "il", "€": "e", "¢": "c", "£": "l", "¡": "i", "+": "t", "(": "c", "§": "s",
+    "#": "h", "√": "v",
 }  # fmt: skip
 """Signs written for letters, and those letters."""
 DIGITS = {"0": "o", "1": "il", "3": "e", "4": "a", "5": "s", "7": "t", "8": "b", "9": "g"}
@@ -48,8 +40,8 @@ class Folded(NamedTuple):
     """What it is itself, for each class: itself folded, without what look-alikes and signs may stand for."""
     ignorable: bool
     """It has no width or only marks another character: nobody sees that it is there."""
-    disguised: bool
-    """A letter of another script, drawn like the one it folds to."""
+    own: str
+    """For each class: the letter of another script that is drawn like the one it folds to, or a space."""
 
 
 @functools.cache
@@ -72,31 +64,49 @@ def _enclosed(character: str) -> str:
     return character
 
 
+def is_ignorable(character: str) -> bool:
+    """Nobody sees that it is there: it has no width, only marks another character, or is for machines."""
+    category = unicodedata.category(character)
+    if category == "Cc":
+        return not character.isspace()
+    # These letters and signs by category are drawn as nothing, and so is what is not assigned yet in the last range.
+    return (
+        category in ("Mn", "Me", "Cf")
+        or character in "\u115f\u1160\u3164\uffa0\u2800"
+        or 0xE0000 <= ord(character) < 0xE1000
+    )
+
+
+def compatible(character: str) -> str:
+    """What Unicode's compatibility mapping makes of it; of what is in brackets or has a stop, only that: `⒜`, `⒈`."""
+    form = unicodedata.normalize("NFKC", character)
+    if len(form) > 1 and not character.isalpha():
+        form = "".join(filter(str.isalnum, form)) or form
+    return form
+
+
 @functools.cache
 def fold(character: str) -> Folded:
     """One character. Cached: there are few that are used."""
-    category = unicodedata.category(character)
-    # U+115F, U+1160, U+3164, U+FFA0 and U+2800 are letters and signs by category, and drawn as nothing.
-    if category in ("Mn", "Me", "Cf") or character in "\u115f\u1160\u3164\uffa0\u2800\u034f":
-        return Folded("", "", True, False)
-    text = unicodedata.normalize("NFKC", _enclosed(character)).casefold()
-    skeleton, letters = [], []
-    disguised = False
+    if is_ignorable(character):
+        return Folded("", "", True, "")
+    text = compatible(_enclosed(character)).casefold()
+    skeleton, letters, own = [], [], []
     for one in text:
         decomposed = unicodedata.normalize("NFKD", one)
         base = decomposed[:1] if unicodedata.name(one, "").startswith(_MARKED) else one
-        base = _FORMS.get(base) or _simplified().get(base, base)
-        plain = _LOOK_ALIKES.get(base)
-        if plain is not None:
-            disguised = True
-            base = plain
+        base = (None if base.isascii() else latin_form(base)) or _simplified().get(base, base)
+        plain = drawn_like(base)
+        of_another = " " if plain is None else base
+        base = plain or base
         stands = SIGNS.get(base) or DIGITS.get(base)
         if stands is None and not base.isalnum():
             continue
         letter = (stands or base)[0]
         skeleton.append(_CLASS.get(letter, letter))
         letters.append(base)
-    return Folded("".join(skeleton), "".join(letters), False, disguised)
+        own.append(of_another)
+    return Folded("".join(skeleton), "".join(letters), False, "".join(own))
 
 
 def is_wide(letter: str) -> bool:

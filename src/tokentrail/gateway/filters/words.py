@@ -8,9 +8,9 @@ nothing ordinary is taken for a forbidden word:
 - What separates its letters must look like a disguise: nothing visible, joining signs (`da*mn`), or the same separator
   between all letters (`d a m n`, `违，禁，词`). Chinese characters may be apart by spaces and signs,
   not by a full stop.
-- Signs, digits and look-alikes may stand for letters, as long as there are as many real letters as digits and
-  look-alikes: `d4mn` and `b00b`, but not the phone called A55.
-- A letter may be repeated for emphasis, three times or more; `as` is not `ass`.
+- Signs, digits and look-alikes may stand for letters, if one letter at least is real; and digits for no more than are
+  real, or in longer words for twice as many: `d4mn` and `b00b`, but not the phone called A55.
+- A letter may be repeated for emphasis, three times or more, or all of them twice; `as` is not `ass`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,20 @@ JOINERS = "*_-~^`·•|‧・+=#%&/\\'’"
 """Signs that, written within a word, are passed over by its reader."""
 _JOINERS = frozenset(JOINERS)
 _STOPS = frozenset("。，！？；：、,.!?;:…\n\r")
-_RUN = re.compile(r"([^ ])\1\1")
+_RUN = re.compile(r"([^ ])\1\1|([^ ])\2([^ ])\3")
+"""A letter three times in a row, or two of them twice."""
+_OPENING = str.maketrans(")]}）】］」』》〉〕", "([{（【［「『《〈〔")
+"""Brackets for brackets that close."""
 _RUNS = re.compile(r"([^ ])\1+")
-_LETTER = r"[^\W\d_\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff]"
+_WIDE = r"\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_LETTER = rf"[^\W\d_{_WIDE}]"
 """Of an alphabet."""
+_WIDE_SIGNS = [*SIGNS, *"＠＄！｜＋（＃"]
+_SIGN_WITHIN = re.compile(
+    rf"[{_WIDE}]\W{{0,4}}?[{re.escape(''.join(sorted(set(_WIDE_SIGNS) - set('!！'))))}]\W{{0,4}}\w"
+    rf"|[{_WIDE}][!！]\w[!！]"
+)
+"""A sign that may separate characters of one word; what ends a sentence, only if it does so twice."""
 _OUTER_SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}](?!{_LETTER}|\\d)")
 _CLOSING = re.compile(f"[!|+¡](?!{_LETTER}|\\d)")
 _MEANS = f"[{re.escape(''.join(SIGNS) + JOINERS)}\\d]"
@@ -67,13 +77,15 @@ class _Word:
     text: str
     letters: str
     """One for each class of its skeleton."""
+    own: str
+    """See `Folded.own`."""
     gaps: frozenset[int]
     """Before which letters the word itself has a separator."""
 
 
 @lru_cache(maxsize=4096)
 def _word(text: str) -> _Word:
-    letters, gaps = "", set()
+    letters, own, gaps = "", "", set()
     separated = False
     for character in text:
         folded = fold(character)
@@ -81,10 +93,11 @@ def _word(text: str) -> _Word:
             if separated and letters:
                 gaps.add(len(letters))
             letters += folded.letters
+            own += folded.own
             separated = False
         elif not folded.ignorable:
             separated = True
-    return _Word(text, letters, frozenset(gaps))
+    return _Word(text, letters, own, frozenset(gaps))
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,8 @@ class _Letter:
     at: int
     """Index of its character."""
     letter: str
-    disguised: bool
+    own: str
+    """See `Folded.own`."""
 
 
 class _Runs(NamedTuple):
@@ -148,20 +162,25 @@ class WordList:
         candidates = self._candidates(text)
         if not candidates:
             return []
+        words = [_word(word) for word in sorted(candidates)]
         letters = _letters(text)
-        runs = _runs_of("".join(fold(one.letter).skeleton for one in letters))
-        return [
-            span
-            for word in sorted(candidates)
-            for span in self._places(_word(word), letters, runs, text, final)
-        ]
+        views = [letters]
+        if any(one.letter in SIGNS for one in letters):
+            # Signs may be what separates: `d|a|m|n`.
+            views.append([one for one in letters if one.letter not in SIGNS])
+        spans = []
+        for view in views:
+            runs = _runs_of("".join(fold(one.letter).skeleton for one in view))
+            spans += [span for word in words for span in self._places(word, view, runs, text, final)]
+        return spans
 
     def _candidates(self, text: str) -> set[str]:
         """The first look: words that may be in the text. All that are in it are among them."""
         found: set[str] = set()
         if self._anywhere.words and not (text.isascii() and not self.inside_words):
-            skeleton = skeleton_of(text)
-            found.update(self._anywhere.find(skeleton))
+            found.update(self._anywhere.find(skeleton_of(text)))
+            if any(sign in text for sign in _WIDE_SIGNS) and _SIGN_WITHIN.search(text):
+                found.update(self._anywhere.find(_SIGNLESS(text)))
         if self._alone.words:
             spaced = f" {' '.join(_spaced(text, self._around).split())} "
             found.update(self._alone.find(spaced))
@@ -170,15 +189,22 @@ class WordList:
         return found
 
     def _within(self, letters: str) -> Iterator[str]:
-        """Words within a run of single letters."""
+        """Words within a run of single letters, some of them repeated."""
         for start in range(len(letters)):
             for end in range(start + 3, min(len(letters), start + self._prefixes.longest) + 1):
                 yield from self._skeletons.get(letters[start:end], ())
+        if _has_run(letters):
+            letters = _RUNS.sub(r"\1", letters)
+            for start in range(len(letters)):
+                for end in range(start + 2, min(len(letters), start + self._prefixes.longest) + 1):
+                    yield from self._alone.collapsed.get(f" {letters[start:end]} ", ())
 
     def _places(
         self, word: _Word, letters: list[_Letter], runs: _Runs, text: str, final: bool
     ) -> Iterator[Span]:
-        """The second look: where a word is. Runs of a letter are as long as the word's own, or three at least."""
+        """The second look: where a word is. Runs of a letter are as long as the word's own, or three at least; or each
+        is twice as long.
+        """
         own = _runs_of(skeleton_of(word.letters))
         at = runs.letters.find(own.letters)
         while at >= 0:
@@ -200,19 +226,25 @@ class WordList:
         `好好学` has 好学, and `ass$` ass.
         """
         last = len(own) - 1
+        doubled = last > 0 and all(
+            end - start == 2 * (after - first) for (start, end), (first, after) in zip(runs, own, strict=True)
+        )
         for cut_first, cut_last in ((False, False), (True, False), (False, True), (True, True)):
             chosen: list[_Letter] = []
-            wanted = ""
+            wanted: list[int] = []
             for number, ((start, end), (first, after)) in enumerate(zip(runs, own, strict=True)):
                 length, count = end - start, after - first
-                written = word.letters[first:after]
+                written = list(range(first, after))
                 if (cut_first and number == 0) or (cut_last and number == last):
                     if length <= count:
                         break
                     at = end - count if cut_first and number == 0 else start
                     chosen += letters[at : at + count]
+                elif doubled and not (cut_first or cut_last):
+                    written = [index for index in written for _ in range(2)]
+                    chosen += letters[start:end]
                 elif length == count or length >= max(3, count):
-                    written += written[-1] * (length - count)
+                    written += written[-1:] * (length - count)
                     chosen += letters[start:end]
                 else:
                     break
@@ -221,23 +253,31 @@ class WordList:
                 if self._is(word, wanted, chosen, text, final):
                     yield Span(chosen[0].at, chosen[-1].at + 1, word.text)
 
-    def _is(self, word: _Word, wanted: str, chosen: list[_Letter], text: str, final: bool) -> bool:
-        """`wanted`: the word's letters as often as they are written."""
-        real = faked = 0
-        for one, letter in zip(chosen, wanted, strict=True):
+    def _is(self, word: _Word, wanted: list[int], chosen: list[_Letter], text: str, final: bool) -> bool:
+        """`wanted`: which of the word's letters each is to be."""
+        real = digits = alike = 0
+        for one, index in zip(chosen, wanted, strict=True):
+            letter, own = word.letters[index], word.own[index]
             if one.letter == letter:
-                faked += one.disguised
-                real += not one.disguised
+                if one.own != " " and own not in (one.own, " "):
+                    return False
+                if one.own in (" ", own):
+                    real += 1
+                else:
+                    alike += 1
             elif letter in DIGITS.get(one.letter, "") or (letter in "il" and one.letter in "il"):
-                faked += 1
+                digits += 1
             elif letter not in SIGNS.get(one.letter, ""):
                 return False
-        if not real or faked > real:
+        gaps = _gaps(word, wanted, chosen, text)
+        # Within a word, letters of two alphabets are no accident.
+        faked = digits + alike * any(gaps)
+        if not real or (faked > real and (real < 3 or faked > 2 * real)):
             return False
         start, end = chosen[0].at, chosen[-1].at + 1
         if not self.inside_words and not self._stands_alone(word, text, start, end, final):
             return False
-        return _gaps_are_fine(word if wanted == word.letters else None, chosen, text, start, end)
+        return _gaps_are_fine(gaps, chosen, text, start, end)
 
     @staticmethod
     def _stands_alone(word: _Word, text: str, start: int, end: int, final: bool) -> bool:
@@ -250,6 +290,7 @@ class WordList:
         return True
 
 
+_SIGNLESS = Folder(signs=False)
 _FOLDER = Folder(separators=" ", joiners=JOINERS, signs=False, wide=" ")
 _ODD_FOLDERS = {
     signs: [Folder(separators=" ", joiners=joiners, signs=signs, wide=" ") for joiners in (JOINERS, "")]
@@ -272,7 +313,7 @@ def _spaced(text: str, around: int = 0) -> str:
     for form in (odd, _OUTER_DIGITS.sub(" ", odd), _DIGITS.sub(" ", odd)) if digits else (odd,):
         forms += [folder(form) for folder in _ODD_FOLDERS[False]]
         if signs:
-            for inner in (_OUTER_SIGN.sub(" ", form), _CLOSING.sub(" ", form)):
+            for inner in dict.fromkeys((form, _OUTER_SIGN.sub(" ", form), _CLOSING.sub(" ", form))):
                 forms += [folder(inner) for folder in _ODD_FOLDERS[True]]
     return " ".join(dict.fromkeys(forms))
 
@@ -313,6 +354,7 @@ class _Automaton:
         collapsed: dict[str, list[str]] = {}
         for form, same in words.items():
             collapsed.setdefault(_RUNS.sub(r"\1", form), []).extend(same)
+        self.collapsed = collapsed
         self._collapsed_words = list(collapsed.values())
         ahocorasick_rs = library("ahocorasick_rs")
         kind = ahocorasick_rs.MatchKind.Standard
@@ -329,7 +371,7 @@ class _Automaton:
 
 
 def _has_run(form: str) -> bool:
-    """Whether a letter stands three times in a row."""
+    """See `_RUN`."""
     if form.isascii():
         letters = np.frombuffer(form.encode(), np.uint8)
     elif len(form) < _SHORT:
@@ -337,9 +379,11 @@ def _has_run(form: str) -> bool:
     else:
         letters = np.frombuffer(form.encode("utf-32-le", "surrogatepass"), np.uint32)
     same = letters[1:] == letters[:-1]
-    if b"\1\1" not in same.tobytes():
+    found = same.tobytes()
+    if b"\1\1" not in found and b"\1\0\1" not in found:
         return False
-    return bool((same[1:] & same[:-1] & (letters[2:] != ord(" "))).any())
+    same &= letters[1:] != ord(" ")
+    return bool((same[1:] & same[:-1]).any() or (same[2:] & same[:-2]).any())
 
 
 class _Prefixes:
@@ -367,11 +411,20 @@ class _WordWatcher:
 
     def _open_from(self, text: str) -> int:
         """The first place from which the text may go on to be a word, or is one whose end is not certain."""
+        first, signs = self._first_open(text, signs=True)
+        return min(first, self._first_open(text, signs=False)[0]) if signs else first
+
+    def _first_open(self, text: str, *, signs: bool) -> tuple[int, bool]:
+        """With signs for letters, or as separators; and whether there are any."""
         prefixes = self._list._prefixes
         skeleton = ""
+        seen = False
         first = following = len(text)
         for at in range(len(text) - 1, -1, -1):
             letters = fold(text[at]).letters
+            if letters in SIGNS:
+                seen = True
+                letters = letters if signs else ""
             if not letters:
                 continue
             # What is behind a long gap is over.
@@ -383,20 +436,20 @@ class _WordWatcher:
                 if kind != skeleton[:1]:
                     skeleton = kind + skeleton
                     if len(skeleton) > prefixes.longest:
-                        return first
+                        return first, seen
                 if skeleton in prefixes and (
                     self._list.inside_words or is_wide(letter) or not _is_letter(text, at - 1, -1)
                 ):
                     first = at
-        return first
+        return first, seen
 
 
 def _letters(text: str) -> list[_Letter]:
     found = []
     for at, character in enumerate(text):
         folded = fold(character)
-        for letter in folded.letters:
-            found.append(_Letter(at, letter, folded.disguised))
+        for letter, own in zip(folded.letters, folded.own, strict=True):
+            found.append(_Letter(at, letter, own))
     return found
 
 
@@ -414,19 +467,25 @@ def _is_letter(text: str, at: int, step: int) -> bool | None:
     return None
 
 
-def _gaps_are_fine(word: _Word | None, chosen: list[_Letter], text: str, start: int, end: int) -> bool:
+def _gaps(word: _Word, wanted: list[int], chosen: list[_Letter], text: str) -> list[str]:
+    """What is visible between the letters of a word, but for where it has a separator itself."""
     gaps: list[str] = []
-    own = word.gaps if word is not None else frozenset()
-    for number, (one, following) in enumerate(itertools.pairwise(chosen), 1):
+    for (one, last), (following, index) in itertools.pairwise(zip(chosen, wanted, strict=True)):
         between = "".join(c for c in text[one.at + 1 : following.at] if not fold(c).ignorable)
-        if len(between) > _LONGEST_GAP:
-            return False
-        if number not in own or one.at == following.at:
+        if len(between) > _LONGEST_GAP or index not in word.gaps or index == last or one.at == following.at:
             gaps.append(between)
+    return gaps
+
+
+def _gaps_are_fine(gaps: list[str], chosen: list[_Letter], text: str, start: int, end: int) -> bool:
+    if any(len(gap) > _LONGEST_GAP for gap in gaps):
+        return False
     used = [gap for gap in gaps if gap]
     if not used:
         return True
-    regular = len(used) == len(gaps) and len(set(used)) == 1 and len(gaps) >= 2
+    regular = (
+        len(used) == len(gaps) and len({gap.translate(_OPENING) for gap in used}) == 1 and len(gaps) >= 2
+    )
     if regular:
         return True
     if not all(is_wide(one.letter) for one in chosen):
