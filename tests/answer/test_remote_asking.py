@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tokentrail.answer import AnswerRequest, ChatOptions, ChatPrompt, InfillPrompt, TextPrompt, TokensPrompt
+from tokentrail.answer import (
+    AnswerRequest,
+    ChatOptions,
+    ChatPrompt,
+    InfillPrompt,
+    LineEnds,
+    TextPrompt,
+    TokensPrompt,
+)
 from tokentrail.answer.remote import KINDS, RemoteTarget
 from tokentrail.answer.remote.asking import Asked, Asking
 from tokentrail.answer.remote.kinds import BY_NAME
@@ -260,6 +268,14 @@ def test_what_concerns_only_when_an_answer_comes() -> None:
     assert "tenant" not in found["cache_salt"]
     assert found["cache_salt"] == body("vllm", **fields)["cache_salt"]
     assert found["cache_salt"] != body("vllm", salt="tenant:y")["cache_salt"]
+
+
+def test_lines_that_end_an_answer_are_not_asked_for() -> None:
+    fields: dict[str, Any] = {"prompts": [TextPrompt("x")], "lines": LineEnds(indent=4)}
+    for kind in ("llama.cpp", "tokentrail"):
+        with pytest.raises(InvalidRequest) as raised:
+            body(kind, **fields)
+        assert raised.value.param == "lines"
 
 
 @pytest.mark.parametrize(

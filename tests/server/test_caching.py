@@ -10,7 +10,7 @@ import pytest
 from scripted_server import MODEL, TEXT, MakeServer, ScriptedServer
 
 from redis_server import RedisServer, free_port
-from tokentrail.answer import AnswerRequest, Chunk, Identity, TextPrompt, Usage, collect
+from tokentrail.answer import AnswerRequest, Chunk, Identity, LineEnds, TextPrompt, Usage, collect
 from tokentrail.gateway.caching import Kept, MemoryStore, RedisStore, ResponseCache, key_of, reusable
 from tokentrail.gateway.config import CacheSettings, ConfigError, parse
 from tokentrail.gateway.redis import RedisLink
@@ -126,6 +126,12 @@ def test_only_what_is_sure_to_be_the_same_is_used_again() -> None:
     other.identity = Identity(tenant="other")
     different = [request(seed=1), request(seed=2), request("y", seed=1), other]
     assert len({key_of(one) for one in different} | {key_of(request(seed=1), "weights")}) == 5
+    cut = request(seed=1)
+    cut.lines = LineEnds(indent=4)
+    assert reusable(cut)
+    assert key_of(cut) != key_of(request(seed=1))
+    cut.lines = LineEnds(seconds=1.0)
+    assert not reusable(cut)
 
 
 async def test_answers_leave_by_age_and_by_size() -> None:

@@ -223,6 +223,63 @@ def test_filling_in_the_middle(text_parts: TextParts, server: ScriptedServer) ->
         coder.close()
 
 
+CODE = "b):\n        if a:\n\n            return b\n        return a\n    pass\n        x\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "lines"),
+    [
+        ({"n_indent": 8}, 5),
+        ({"n_indent": 4}, 7),
+        ({"n_indent": 9}, 1),
+        ({"n_indent": 0, "t_max_predict_ms": -1}, 7),
+        # The first line is complete with the first token or behind it; the second one is behind it.
+        ({"t_max_predict_ms": 1e-6}, 1),
+        ({"t_max_predict_ms": 1e-6, "stop": ["):"]}, 0),
+        ({"t_max_predict_ms": 600_000, "n_indent": 8}, 5),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 4])
+def test_what_editors_ask_for(text_parts: TextParts, limits: dict[str, Any], lines: int, cut: int) -> None:
+    """A request of llama.vim's and llama.vscode's."""
+    parts = dataclasses.replace(text_parts, infill=Infill(prefix=4, suffix=5, middle=6))
+    tokens = [*text_parts.tokenizer.encode(CODE), 2]
+    coder = ScriptedServer(parts, {}, {"script": lambda request: tokens, "cut": cut}, True)
+    fields = ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "tokens_cached", "stop_type"]
+    body: dict[str, Any] = {
+        "input_prefix": "class A:\n",
+        "input_suffix": "\n",
+        "input_extra": [{"text": "import b\n", "time": [1, 2], "filename": "b.py"}],
+        "prompt": "    def f(a, ",
+        "n_predict": 256,
+        "top_k": 40,
+        "top_p": 0.99,
+        "samplers": ["top_k", "top_p", "infill"],
+        "cache_prompt": True,
+        "t_max_prompt_ms": 500,
+        **limits,
+    }
+    expected = "".join(CODE.splitlines(keepends=True)[:lines]) or "b"
+    whole = lines == len(CODE.splitlines())
+    if not whole and "n_indent" in limits:  # what stands before the line that is too short is there
+        expected += " " * (len(rest := CODE[len(expected) :]) - len(rest.lstrip(" ")))
+    try:
+        answer = coder.post("/infill", {**body, "stream": False, "response_fields": fields}).json()
+        assert answer["content"] == expected
+        assert answer["stop_type"] == ("eos" if whole else "limit" if lines else "word")
+        assert answer["truncated"] is False
+        assert answer["timings/predicted_n"] <= len(tokens)
+        events = coder.post("/infill", {**body, "stream": True}).text.split("\n\n")[:-1]
+        parts_of_it = [json.loads(event[6:]) for event in events]
+        assert "".join(part["content"] for part in parts_of_it) == expected
+        assert parts_of_it[-1]["stop_type"] == answer["stop_type"]
+        # What it sends to have its other texts read beforehand.
+        read = {**body, "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "samplers": []}
+        assert coder.post("/infill", {**read, "response_fields": [""]}).json() == {}
+    finally:
+        coder.close()
+
+
 def test_embeddings(server: ScriptedServer) -> None:
     openai = server.client().embeddings.create(model=MODEL, input="Hello").data[0].embedding
     assert server.post("/embedding", {"content": "Hello"}).json() == [{"index": 0, "embedding": [openai]}]

@@ -289,6 +289,7 @@ class Admission:
             plan=self._plan,
             scored=None if scored is None else ids,
             prompt_logprobs=scored or 0,
+            lines=request.lines,
         )
         trail = self.journey.add_sequence(generate.id, prompt_tokens=len(ids), prompt=text, prompt_ids=ids)
         return AnswerSequence(generate, writer, trail)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokentrail.answer.parsing import AnswerPlan
-from tokentrail.answer.types import Chunk, TokenLogprob, TokenText
+from tokentrail.answer.types import Chunk, LineEnds, TokenLogprob, TokenText
 from tokentrail.protocol import Delta, FinishReason, SamplingParams, TokenAlternatives
-from tokentrail.text import IncrementalDetokenizer, StopBuffer, Tokenizer
+from tokentrail.text import IncrementalDetokenizer, LineLimit, StopBuffer, Tokenizer
 
 
 class TokenTexts:
@@ -60,6 +60,7 @@ class ChoiceWriter:
         plan: AnswerPlan | None = None,
         scored: Sequence[int] | None = None,
         prompt_logprobs: int = 0,
+        lines: LineEnds | None = None,
     ) -> None:
         """`score_only`: the generated token is not wanted, only the echo. `plan`: how the text is taken apart.
         `scored`: the prompt's tokens, where their log-probabilities are asked for, and `prompt_logprobs` alternatives.
@@ -82,6 +83,7 @@ class ChoiceWriter:
         shown = frozenset[int]() if plan is None else plan.shown
         self._detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, shown)
         self._stop = StopBuffer(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        self._lines = LineLimit(lines.indent, lines.seconds) if lines else None
         self._offset = 0
 
     def push(self, delta: Delta) -> Chunk:
@@ -125,7 +127,8 @@ class ChoiceWriter:
         )
         parser = self._parser
         # Tokens of thoughts are counted one by one, and so seen one by one.
-        if self._stop is None and chunk.logprobs is None and (parser is None or not parser.may_think):
+        together = self._stop is None and self._lines is None and chunk.logprobs is None
+        if together and (parser is None or not parser.may_think):
             self._show(self._detokenizer.push(ids[: len(ids) - hidden]), chunk)
             chunk.token_ids = ids
             self.num_tokens += len(ids)
@@ -143,14 +146,21 @@ class ChoiceWriter:
             # Until there are min_tokens, no stop string ends the answer, and none begins.
             if self._stop is not None and self.num_tokens > self._sampling.min_tokens:
                 text, matched = self._stop.push(text)
+            text, cut = self._within_lines(text)
             thinking = parser is not None and parser.thinking
             self._show(text, chunk)
             if parser is not None:
                 self._count_thoughts(thinking or parser.thinking, parser.undecided)
+            if cut:  # before the stop string, if there is one
+                chunk.finish_reason = FinishReason.LENGTH.value
+                return
             if matched is not None:
                 chunk.finish_reason = FinishReason.STOP.value
                 chunk.stop_reason = matched
                 return
+
+    def _within_lines(self, text: str) -> tuple[str, bool]:
+        return (text, False) if self._lines is None else self._lines.push(text)
 
     def _count_thoughts(self, thinking: bool, undecided: bool) -> None:
         """One more token. The mark that begins thoughts may be written with several."""
@@ -163,15 +173,19 @@ class ChoiceWriter:
     def _finish(self, delta: Delta, chunk: Chunk) -> None:
         assert delta.finish is not None
         rest = self._detokenizer.flush()
+        matched = None
         if self._stop is not None:
-            shown, matched = self._stop.push(rest)
-            self._show(shown, chunk)
-            if matched is not None:
-                chunk.finish_reason = FinishReason.STOP.value
-                chunk.stop_reason = matched
-                return
-            rest = self._stop.flush()
+            rest, matched = self._stop.push(rest)
+            rest += self._stop.flush()
+        rest, cut = self._within_lines(rest)
         self._show(rest, chunk)
+        if cut:
+            chunk.finish_reason = FinishReason.LENGTH.value
+            return
+        if matched is not None:
+            chunk.finish_reason = FinishReason.STOP.value
+            chunk.stop_reason = matched
+            return
         chunk.finish_reason = delta.finish.reason.value
         if delta.finish.stop_token in self._sampling.stop_token_ids:
             chunk.stop_reason = delta.finish.stop_token

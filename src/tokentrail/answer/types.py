@@ -71,6 +71,14 @@ class ChatOptions(msgspec.Struct, kw_only=True):
     """A model that does not mark its thoughts keeps any budget; otherwise it is refused."""
 
 
+class LineEnds(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an answer ends that fills in code; see `text.LineLimit`."""
+
+    indent: int = 0
+    seconds: float | None = None
+    """Such an answer may be longer or shorter when it is asked for again."""
+
+
 class AnswerRequest(msgspec.Struct, kw_only=True):
     """One request: a number of prompts, each of which is answered `sampling.n` times.
 
@@ -98,6 +106,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     echo: bool = False
     """Begin each choice with its prompt; with `sampling.logprobs`, with the prompt's log-probabilities too.
     """
+    lines: LineEnds | None = None
+    """End at certain lines, as if `max_tokens` were reached. Models of this machine only."""
     truncate_prompt_tokens: int | None = None
     """Only so many tokens of each prompt's end are kept; -1: as many as leave room for the answer."""
     token_ids: bool = False

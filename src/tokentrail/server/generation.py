@@ -28,6 +28,7 @@ from tokentrail.answer import (
     Choice,
     Chunk,
     Handling,
+    LineEnds,
     Prompt,
     collect,
 )
@@ -61,6 +62,7 @@ class Question(msgspec.Struct, kw_only=True):
     chat: ChatOptions | None = None
     default_max_tokens: int | None = None
     echo: bool = False
+    lines: LineEnds | None = None
     truncate_prompt_tokens: int | None = None
     token_ids: bool = False
     tokens_by_id: bool = False
@@ -193,6 +195,7 @@ class Generation(Response):
             chat=question.chat,
             default_max_tokens=question.default_max_tokens,
             echo=question.echo,
+            lines=question.lines,
             truncate_prompt_tokens=question.truncate_prompt_tokens,
             token_ids=question.token_ids,
             tokens_by_id=question.tokens_by_id,

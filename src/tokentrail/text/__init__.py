@@ -9,6 +9,7 @@ from tokentrail.text.building import build_tokenizer
 from tokentrail.text.chat_template import ChatTemplate, read_chat_template
 from tokentrail.text.detokenizer import IncrementalDetokenizer
 from tokentrail.text.infill import Infill
+from tokentrail.text.lines import LineLimit
 from tokentrail.text.stop import StopBuffer
 from tokentrail.text.tokenizer import Tokenizer
 
@@ -16,6 +17,7 @@ __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
     "Infill",
+    "LineLimit",
     "StopBuffer",
     "Tokenizer",
     "build_tokenizer",

@@ -78,6 +78,8 @@ class Asking:
         if request.echo:
             self._need("echo")
             body["echo"] = True
+        if request.lines is not None:
+            raise self._cannot("lines")
         if request.truncate_prompt_tokens is not None:
             self._need("truncate_prompt_tokens")
             body["truncate_prompt_tokens"] = request.truncate_prompt_tokens

@@ -21,6 +21,8 @@ def reusable(request: AnswerRequest) -> bool:
     """Whether the answer is the same each time."""
     if request.reveal or request.begun:
         return False
+    if request.lines is not None and request.lines.seconds is not None:
+        return False
     sampling = request.sampling
     greedy = sampling.temperature == 0 and "temperature" not in request.unset
     return greedy or sampling.seed is not None
@@ -39,6 +41,7 @@ def key_of(request: AnswerRequest, fingerprint: str = "") -> bytes:
         request.default_max_tokens,
         request.chat,
         request.echo,
+        request.lines,
         request.truncate_prompt_tokens,
     )
     tenant = hashlib.sha256(request.tenant.encode()).hexdigest()[:16]

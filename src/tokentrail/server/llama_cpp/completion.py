@@ -95,6 +95,7 @@ class CompletionDialect:
             # Cut where the context ends, rather than refused.
             default_max_tokens=limit if limit is not None and limit > 0 else None,
             echo=body.only_reads,
+            lines=body.lines,
             names=body.names(),
         )
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tokentrail.answer import InfillPrompt
+from tokentrail.answer import InfillPrompt, LineEnds
 from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.llama_cpp.options import SamplingOptions
 from tokentrail.server.openai.requests import ChatCompletionRequest
@@ -47,6 +47,10 @@ class CompletionRequest(SamplingOptions):
     """Pairs of a token id or a text and what is added to its logits; false: never."""
     n_probs: int | None = None
     return_tokens: bool | None = None
+    n_indent: int | None = None
+    """The answer ends before a line with fewer spaces and tabs in front; empty lines and the first one do not count."""
+    t_max_predict_ms: float | None = None
+    """The answer ends with the first line that is complete so long after its first token; 0 or below: no matter."""
     timings_per_token: bool | None = None
     response_fields: List[str] | None = None
     """Only these fields of the response; `a/b` is the field b of a."""
@@ -55,8 +59,6 @@ class CompletionRequest(SamplingOptions):
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
         **SamplingOptions.UNSUPPORTED,
-        "t_max_predict_ms": "use n_predict.",
-        "n_indent": "use a grammar.",
         "post_sampling_probs": "log-probabilities are those before sampling.",
         "lora": "ask for an adapter by its name, as model.",
         "image_data": "the model reads text only.",
@@ -69,6 +71,8 @@ class CompletionRequest(SamplingOptions):
         "n_keep",
         "n_discard",
         "n_cache_reuse",
+        # Without an effect in llama.cpp, too.
+        "t_max_prompt_ms",
         # The order is ours, and no sampler is on unless its parameter is.
         "samplers",
         "min_keep",
@@ -94,13 +98,25 @@ class CompletionRequest(SamplingOptions):
         return self.n_cmpl or self.n or 1
 
     @property
+    def lines(self) -> LineEnds | None:
+        indent, milliseconds = max(0, self.n_indent or 0), self.t_max_predict_ms or 0
+        seconds = milliseconds / 1e3 if milliseconds > 0 else None
+        return LineEnds(indent=indent, seconds=seconds) if indent or seconds is not None else None
+
+    @property
     def only_reads(self) -> bool:
         """Nothing is generated."""
         return self.limit == 0
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        return {**super().names(), "logprobs": "n_probs", "n": "n_cmpl", "max_tokens": "n_predict"}
+        return {
+            **super().names(),
+            "logprobs": "n_probs",
+            "n": "n_cmpl",
+            "max_tokens": "n_predict",
+            "lines": "n_indent or t_max_predict_ms",
+        }
 
     def params(self, logit_bias: dict[int, float]) -> SamplingParams:
         """Not validated. Raises `InvalidRequest`."""
