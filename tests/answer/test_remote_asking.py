@@ -271,10 +271,10 @@ def test_what_concerns_only_when_an_answer_comes() -> None:
 
 
 def test_lines_that_end_an_answer_are_not_asked_for() -> None:
-    fields: dict[str, Any] = {"prompts": [TextPrompt("x")], "lines": LineEnds(indent=4)}
+    fields: dict[str, Any] = {"prompts": [TextPrompt("x")], "sampling": {"max_tokens": 1}}
     for kind in ("llama.cpp", "tokentrail"):
         with pytest.raises(InvalidRequest) as raised:
-            body(kind, **fields)
+            body(kind, **fields, lines=LineEnds(indent=4))
         assert raised.value.param == "lines"
 
 
