@@ -28,7 +28,7 @@ class Visit:
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         options = {"viewport": {"width": 1280, "height": 800}, "locale": "en-US", **options}
         self.context = browser.new_context(**options)
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)
         self.context.add_init_script(_WATCH)
         self.page: Page = self.context.new_page()
         self.wrong: list[str] = []

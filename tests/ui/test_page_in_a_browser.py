@@ -205,7 +205,7 @@ def test_an_answer_goes_on_when_the_server_was_killed(demo: RealServer, visit: M
     try:
         tab = visit(first.url, viewport={"width": 1500, "height": 900})
         tab.page.get_by_role("spinbutton", name="Temperature").fill("0.3")
-        tab.page.get_by_role("spinbutton", name="Most tokens").fill("120")
+        tab.page.get_by_role("spinbutton", name="Maximum tokens").fill("120")
         tab.ask("Tell me a long story about a fox and a crow.")
         expect(answer(tab).locator(".prose")).to_have_text(re.compile(".{60}", re.DOTALL))
         first.process.send_signal(signal.SIGKILL)

@@ -40,14 +40,15 @@ export function currentLanguage() {
 }
 
 /**
- * A sentence of the page; `{name}` in it is replaced.
+ * A sentence of the page; `{name}` in it is replaced, and `{name|one|many}` by the word that fits the number.
  * @param {keyof typeof en} key
  * @param {Record<string, string | number>} [values]
  * @returns {string}
  */
 export function t(key, values) {
   const text = WORDS[current][key] ?? en[key] ?? key;
-  return values === undefined ? text : text.replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
+  return values === undefined ? text : text.replace(/\{(\w+)(?:\|([^|}]*)\|([^|}]*))?\}/g, (whole, name, one, many) =>
+    one === undefined ? String(values[name] ?? whole) : String(values[name]) === "1" ? one : many);
 }
 
 /** Local storage may be refused to a page: then choices last as long as it. @param {string} name */

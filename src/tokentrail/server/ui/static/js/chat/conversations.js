@@ -61,7 +61,7 @@ export class Conversations extends EventTarget {
       this.byId.set(conversation.id, conversation);
       if (conversation === this.draft) this.draft = newConversation(conversation);
     }
-    if (!conversation.title) conversation.title = text.replace(/\s+/g, " ").trim().slice(0, 60);
+    if (!conversation.title) conversation.title = [...text.slice(0, 1000).replace(/\s+/g, " ").trim()].slice(0, 120).join("");
     conversation.messages.push({ role: "user", content: text });
     this.#answer(conversation);
   }

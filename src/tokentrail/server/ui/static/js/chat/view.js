@@ -7,6 +7,9 @@ import { titleOf } from "./conversations.js";
 import { messageView } from "./message-view.js";
 import { parameterFields } from "./parameters.js";
 
+/** Parameters below which answers are often wrong. */
+const SMALL = 1e9;
+
 /**
  * @param {import("../main.js").App} app @param {string} id of a conversation; empty: a new one
  * @returns {{ element: HTMLElement, close: () => void, focus: () => void }}
@@ -33,10 +36,11 @@ class ChatView {
       h("div.side-head", null, h("h2", null, t("chat.conversations")), this.#closer("conversations")),
       h("a.button.new-chat", { href: "#/chat", on: { click: () => this.conversations.fresh(this.conversation) } }, icon("plus"), t("chat.new")), this.list);
     this.settings = h("aside.side.settings-panel", { "aria-label": t("chat.settings") });
-    this.title = h("h1.chat-title");
+    this.title = h("h1.chat-title", { dir: "auto" });
+    this.model = h("span.chat-model.muted.small");
     this.element = h("div.chat", null, this.side,
       h("section.talk", null,
-        h("header.talk-head", null, iconButton("menu", t("chat.conversations"), () => this.#open("conversations")), this.title,
+        h("header.talk-head", null, iconButton("menu", t("chat.conversations"), () => this.#open("conversations")), this.title, this.model,
           iconButton("tune", t("chat.settings"), () => this.#open("settings"))),
         this.scroller, this.composer),
       this.settings);
@@ -70,6 +74,7 @@ class ChatView {
     this.#drawList();
     this.#drawMessages();
     this.title.textContent = titleOf(this.conversation);
+    this.model.textContent = this.conversation.model;
     const running = this.run !== undefined;
     this.sendButton.classList.toggle("hidden", running);
     this.stopButton.classList.toggle("hidden", !running);
@@ -115,7 +120,7 @@ class ChatView {
     return h("div.welcome", null,
       h("p.welcome-title", null, t("chat.welcome")),
       h("p.muted", null, t("chat.welcome-lead")),
-      model ? h("p.muted.small", null, t("chat.model-facts", { model: model.id, parameters: number(model.num_parameters, { notation: "compact" }), context: number(model.max_model_len) })) : null,
+      model ? h("p.muted.small", null, t("chat.model-facts", { model: model.id, parameters: number(model.num_parameters, { notation: "compact" }), context: number(model.max_model_len) }), model.num_parameters < SMALL ? ` ${t("chat.small-model")}` : null) : null,
       h("ul.suggestions", null, ask(t("chat.suggestion-1")), ask(t("chat.suggestion-2")), ask(t("chat.suggestion-3"))));
   }
 

@@ -21,6 +21,13 @@ export function span(journey) {
   return { start, seconds: Math.max(...ends, start + 1e-6) - start };
 }
 
+const OUTCOMES = ["stop", "length", "abort", "rejected", "timeout", "error"];
+
+/** How it ended, in words. @param {string | null} outcome */
+export function ended(outcome) {
+  return OUTCOMES.includes(outcome ?? "") ? t(/** @type {any} */ (`journey.ended.${outcome}`)) : (outcome ?? "");
+}
+
 /** Rows of the waterfall for one sequence. @param {any} journey @param {any} sequence @returns {Row[]} */
 export function rows(journey, sequence) {
   const { stages } = journey;
@@ -47,7 +54,7 @@ export function rows(journey, sequence) {
   if (stages.detokenize) add("detokenize", t("journey.in-all"), first, stages.detokenize, "detokenize", true);
   if (stages.filter_out) add("filter_out", t("journey.in-all"), first, stages.filter_out, "filter_out", true);
   if (stages.send) add("send", t("journey.in-all"), first, stages.send, "send", true);
-  if (journey.finished_at !== null) add("finished", journey.outcome ?? "", end, 0);
+  if (journey.finished_at !== null) add("finished", ended(journey.outcome), end, 0);
   return made;
 }
 
@@ -68,7 +75,7 @@ function addSteps(add, sequence) {
     const last = steps.at(-1);
     const tokens = steps.reduce((sum, step) => sum + step.tokens, 0);
     const what = first.kind === "prefill"
-      ? t("journey.chunk", { tokens, cached: first.cached_tokens, steps: steps.length })
+      ? t(first.cached_tokens ? "journey.chunk" : "journey.decoding", { tokens, cached: first.cached_tokens, steps: steps.length })
       : first.kind === "decode" ? t("journey.decoding", { tokens, steps: steps.length }) : t("journey.recomputing", { tokens, steps: steps.length });
     add(first.kind, what, first.start_at, last.start_at + last.seconds - first.start_at);
   };

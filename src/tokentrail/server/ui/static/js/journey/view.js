@@ -6,7 +6,7 @@ import { clock, duration, number } from "../format.js";
 import { t } from "../i18n.js";
 import { blocksChart } from "./blocks.js";
 import { chromeTrace } from "./chrome-trace.js";
-import { NO_SEQUENCE, rate, span, stepsOfTokens } from "./model.js";
+import { ended, NO_SEQUENCE, rate, span, stepsOfTokens } from "./model.js";
 import { replay } from "./replay.js";
 import { answerTokens, promptTokens, tokenDetails } from "./tokens.js";
 import { waterfall } from "./waterfall.js";
@@ -78,7 +78,7 @@ class List extends Loader {
           h("td.number", null, duration(one.stages.first_token)),
           h("td.number", null, speed === null ? "–" : number(speed, { maximumFractionDigits: 1 })),
           h("td.number", null, duration(one.stages.total)),
-          h("td", null, one.status === "live" ? h("span.tag.live", null, t("journey.live")) : (one.outcome ?? "")));
+          h("td", null, one.status === "live" ? h("span.tag.live", null, t("journey.live")) : ended(one.outcome)));
       }))));
   }
 }
@@ -117,6 +117,7 @@ class One extends Loader {
     const file = (/** @type {string} */ name, /** @type {() => any} */ make, /** @type {string} */ label) => h("button.button", { type: "button", on: { click: () => save(name, make()) } }, label);
     return h("header.page-head", null, h("h1", null, t("journey.title")), link, said,
       file(`${journey.id}.json`, () => journey, t("journey.json")), file(`${journey.id}.trace.json`, () => chromeTrace(journey), t("journey.trace")),
+      h("p.lead", null, t("journey.lead")),
       h("p.journey-id.muted.small.wrap", null, h("span.mono", null, journey.id), ` · ${journey.model} · ${journey.endpoint}`));
   }
 
@@ -124,7 +125,7 @@ class One extends Loader {
   #figures(journey) {
     const figure = (/** @type {any} */ key, /** @type {any} */ value, more = "") => value === null || value === undefined ? null : h("div", null, h("dt", null, t(key)), h("dd", null, value, more ? [" ", h("small", null, more)] : null));
     const speed = rate(journey);
-    const outcome = journey.status === "live" ? t("journey.live") : journey.outcome;
+    const outcome = journey.status === "live" ? t("journey.live") : ended(journey.outcome);
     return h("dl.figures.panel", null,
       figure("journey.total", duration(journey.stages.total)), figure("journey.first-token", duration(journey.stages.first_token)),
       figure("journey.rate", speed === null ? null : number(speed, { maximumFractionDigits: 1 })),

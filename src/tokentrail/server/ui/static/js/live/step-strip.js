@@ -20,7 +20,9 @@ export class StepStrip {
       blur: () => { this.chosen = null; this.#tell(); },
     } });
     this.told = h("p.step-told.small");
-    this.element = h("div.strip", null, this.bars, this.told);
+    this.most = h("span.level", { "aria-hidden": "true" });
+    this.legend = h("p.legend.steps-legend", null, h("span.key-decode", null, t("live.key-decode")), h("span.key-reads", null, t("live.key-reads")), h("em", null, t("live.key-paler")));
+    this.element = h("div.strip", null, h("div.plot", null, this.bars, this.most), this.legend, this.told);
     this.frame = 0;
     this.#tell();
   }
@@ -41,13 +43,15 @@ export class StepStrip {
 
   #draw() {
     const most = Math.max(1, ...this.steps.map((step) => step.batch_sequences));
-    const longest = Math.max(...this.steps.map((step) => step.seconds));
+    this.most.textContent = t("live.steps-most", { count: number(most) });
+    // One that took much longer than all others must not make these look alike.
+    const slow = this.steps.map((step) => step.seconds).sort((a, b) => a - b)[Math.floor(this.steps.length * 0.95)];
     while (this.bars.childElementCount > this.steps.length) this.bars.lastChild.remove();
     while (this.bars.childElementCount < this.steps.length) this.bars.append(h("i"));
     this.steps.forEach((step, index) => {
       const bar = /** @type {HTMLElement} */ (this.bars.children[index]);
-      bar.style.blockSize = `${12 + (step.batch_sequences / most) * 88}%`;
-      bar.style.opacity = String(0.35 + 0.65 * (step.seconds / longest));
+      bar.style.blockSize = `${Math.max(4, (step.batch_sequences / most) * 100)}%`;
+      bar.style.opacity = String(0.35 + 0.65 * Math.min(1, step.seconds / slow));
       bar.className = step.batch_tokens > step.batch_sequences ? "reads" : "";
     });
     this.#tell();

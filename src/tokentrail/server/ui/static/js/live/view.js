@@ -20,7 +20,7 @@ class Live {
     this.app = app;
     this.aborter = new AbortController();
     this.said = h("p.notice.hidden", { role: "status" });
-    this.figures = h("dl.figures");
+    this.figures = h("dl.figures.now");
     this.requests = h("div.scroll-x", { tabindex: "0", role: "group", "aria-label": t("live.requests") });
     this.maps = h("div.maps");
     this.strip = new StepStrip();
@@ -28,7 +28,7 @@ class Live {
     this.paused = false;
     this.pause = h("button.button", { type: "button", "aria-pressed": "false", on: { click: () => this.#pause() } }, t("live.pause"));
     this.element = h("div.view", null, h("div.page", null,
-      h("header.page-head", null, h("h1", null, t("nav.live")), this.pause),
+      h("header.page-head", null, h("h1", null, t("nav.live")), this.pause, h("p.lead", null, t("live.lead"))),
       this.said,
       h("section.panel", null, this.figures),
       h("section.panel.part", null, h("h2", null, t("live.steps")), h("p.hint", null, t("live.steps-lead")), this.strip.element),
@@ -106,13 +106,14 @@ class Live {
     }
     // The link that has the focus is made anew with the table.
     const focused = this.requests.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).getAttribute("href") : null;
-    fill(this.requests, h("table", null,
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, t("live.request")), h("th", { scope: "col" }, t("live.state")), h("th.number", { scope: "col" }, t("live.since")), h("th.number", { scope: "col" }, t("journey.tokens")), h("th.number", { scope: "col" }, t("live.held")))),
+    fill(this.requests, h("table.requests", null,
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, t("live.request")), h("th", { scope: "col" }, t("live.state")), h("th.number", { scope: "col" }, t("live.since")), h("th.number", { scope: "col" }, t("journey.prompt")), h("th.number", { scope: "col" }, t("journey.completion")), h("th.number", { scope: "col" }, t("live.held")))),
       h("tbody", null, requests.map((/** @type {any} */ one) => h("tr", null,
         h("td", null, h("a.mono", { href: `#/journey/${encodeURIComponent(one.id)}` }, one.id.slice(-8)), one.own ? null : h("span.muted.tiny", null, ` ${t("live.another")}`)),
         h("td", null, h(`span.tag.state-${one.state}`, null, t(/** @type {any} */ (`live.state.${one.state}`)))),
         h("td.number", null, duration(Math.max(0, at - one.received_at))),
-        h("td.number", null, `${number(one.prompt_tokens)}${one.cached_tokens ? ` (${number(one.cached_tokens)})` : ""} → ${number(one.completion_tokens)}`),
+        h("td.number", null, one.cached_tokens ? h("span.cached-part.muted.tiny", null, t("journey.cached-count", { count: number(one.cached_tokens) }), " ") : null, number(one.prompt_tokens)),
+        h("td.number", null, number(one.completion_tokens)),
         h("td.number", null, number(one.blocks)))))), others);
     if (focused) /** @type {HTMLElement | null} */ (this.requests.querySelector(`a[href="${CSS.escape(focused)}"]`))?.focus();
   }
