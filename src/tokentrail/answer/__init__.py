@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokentrail.answer.backend import Answer, Backend, collect
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
-from tokentrail.answer.identity import Handling, Identity, Stage, TargetState
+from tokentrail.answer.identity import Handling, Identity, TargetState
 from tokentrail.answer.types import (
     AnswerRequest,
     CallPiece,
@@ -55,7 +55,6 @@ __all__ = [
     "ModelCard",
     "ModelDetails",
     "Prompt",
-    "Stage",
     "TargetState",
     "TextPrompt",
     "Timing",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tokentrail.answer.admission import Desk, check_priority
 from tokentrail.answer.identity import Handling, Identity
 from tokentrail.answer.prompts import Prepared, prepare
 from tokentrail.answer.types import Prompt, Usage
+from tokentrail.journey import Stage
 from tokentrail.protocol import (
     ContextLengthExceeded,
     Delta,
@@ -58,6 +59,10 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     @property
     def tenant(self) -> str:
         return self.identity.tenant
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        return self.handling.stages
 
     @property
     def trace(self) -> str | None:

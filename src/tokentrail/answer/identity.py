@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tokentrail.journey import Stage
+
 if TYPE_CHECKING:
     from tokentrail.answer.types import Usage
 
@@ -29,19 +31,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
-
-
-class Stage(msgspec.Struct, kw_only=True):
-    """A part of a request's way, for traces. Wall clock, in seconds."""
-
-    name: str
-    """Such as `filter input`, `cache lookup`, `attempt`."""
-    start: float
-    end: float
-    busy: float | None = None
-    """Seconds in which something was done, of a stage that others overlap; None: all of them."""
-    facts: dict[str, str | int | float | bool] = {}
-    """Never of the content."""
 
 
 class Handling(msgspec.Struct, kw_only=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from tokentrail.answer.identity import Handling, Identity
+from tokentrail.journey import Stage
 from tokentrail.protocol import DeadlineExceeded, SamplingDefaults, SamplingParams
 
 # --- the question ----------------------------------------------------------------------------------
@@ -140,6 +141,10 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     @property
     def tenant(self) -> str:
         return self.identity.tenant
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        return self.handling.stages
 
     @property
     def trace(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -18,12 +18,12 @@ from tokentrail.answer import (
     EmbeddingRequest,
     Embeddings,
     Prompt,
-    Stage,
     TokenLogprob,
 )
 from tokentrail.gateway.filters import Action, Finding, Rule, StreamFilter, filtered
 from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.gateway.prompt_texts import field_of, ids_of, texts_of, with_texts
+from tokentrail.journey import Stage
 from tokentrail.observability import Metrics
 from tokentrail.protocol import InvalidRequest
 
@@ -55,11 +55,20 @@ class FilteringBackend(ForwardingBackend):
         stages = request.handling.stages
         inputs = [rule for rule in rules if rule.inputs]
         start = time.time()
+        found: list[Finding] = []
         try:
-            flagged = await self._check(request.prompts, inputs)
+            await self._check(request.prompts, inputs, found)
         finally:
             if inputs:
-                stages.append(Stage(name="filtered", start=start, end=time.time()))
+                stages.append(
+                    Stage(
+                        name="filtered",
+                        start=start,
+                        end=time.time(),
+                        facts=_facts(one.rule.name for one in found),
+                    )
+                )
+        flagged = _flagged(found)
         answer = await self.inner.open(request)
         outputs = [rule for rule in rules if rule.outputs]
         if not (outputs or flagged):
@@ -67,20 +76,20 @@ class FilteringBackend(ForwardingBackend):
         return FilteredAnswer(answer, outputs, self._metrics, flagged, stages)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        await self._check(request.prompts, [rule for rule in self.rules if rule.inputs])
+        await self._check(request.prompts, [rule for rule in self.rules if rule.inputs], [])
         return await self.inner.embed(request)
 
-    async def _check(self, prompts: list[Prompt], rules: list[Rule]) -> list[str]:
-        """Mask in place, refuse, or return the names of the rules that flag."""
+    async def _check(self, prompts: list[Prompt], rules: list[Rule], found: list[Finding]) -> None:
+        """Mask in place, or refuse; what is found is added to `found`."""
         if not rules:
-            return []
+            return
         if sum(map(_length, prompts)) < _LONG:
-            return self._checked(prompts, rules)
+            self._checked(prompts, rules, found)
+            return
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._checked, prompts, rules)
+        await loop.run_in_executor(None, self._checked, prompts, rules, found)
 
-    def _checked(self, prompts: list[Prompt], rules: list[Rule]) -> list[str]:
-        found: list[Finding] = []
+    def _checked(self, prompts: list[Prompt], rules: list[Rule], found: list[Finding]) -> None:
         for number, prompt in enumerate(prompts):
             field = field_of(prompt)
 
@@ -98,7 +107,6 @@ class FilteringBackend(ForwardingBackend):
 
             prompts[number] = self._cleaned(prompt, clean)
         report(found, "input", self._metrics)
-        return list(dict.fromkeys(one.rule.name for one in found if one.rule.action is Action.FLAG))
 
     def _cleaned(self, prompt: Prompt, clean: Callable[[str], str]) -> Prompt:
         if (ids := ids_of(prompt)) is not None:
@@ -112,6 +120,16 @@ class FilteringBackend(ForwardingBackend):
                 "The prompt has something that must be masked, which token ids cannot be: send it as text.",
                 param="prompt",
             )
+
+
+def _flagged(found: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(one.rule.name for one in found if one.rule.action is Action.FLAG))
+
+
+def _facts(names: Iterable[str]) -> dict[str, str | int | float | bool]:
+    """For the journey: which rules found something."""
+    told = ", ".join(dict.fromkeys(names))
+    return {"rules": told} if told else {}
 
 
 def report(found: Sequence[Finding], side: str, metrics: Metrics) -> None:
@@ -147,7 +165,8 @@ class FilteredAnswer(ForwardingAnswer):
         self._busy = 0.0
         self._metrics = metrics
         self._choices = [_ChoiceFilter(index, rules) for index in range(inner.num_choices)]
-        self._told: set[str] = set()
+        self._told: dict[str, None] = {}
+        """Names of rules that found something, in order."""
         self._flag(flagged)
         self._kept: tuple[Chunk, Chunk | None] | None = None
         """A chunk that was filtered and not taken, which comes by iteration once more."""
@@ -181,7 +200,13 @@ class FilteredAnswer(ForwardingAnswer):
         await self._chunks.aclose()
         if self._stages is not None and self._began:
             self._stages.append(
-                Stage(name="filtered out", start=self._began, end=time.time(), busy=self._busy)
+                Stage(
+                    name="filtered out",
+                    start=self._began,
+                    end=time.time(),
+                    busy=self._busy,
+                    facts=_facts(self._told),
+                )
             )
             self._stages = None
 
@@ -202,7 +227,7 @@ class FilteredAnswer(ForwardingAnswer):
         for finding in choice.new_findings():
             rule = finding.rule
             if rule.name not in self._told:
-                self._told.add(rule.name)
+                self._told[rule.name] = None
                 report([finding], "output", self._metrics)
                 if rule.action is Action.FLAG:
                     self._flag([rule.name])

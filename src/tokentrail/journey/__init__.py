@@ -5,10 +5,11 @@ readable `JourneyView` when somebody asks. A journey is seen only by the tenant 
 token ids and alternatives only if the store was told to keep them. `journey.render` draws one in a terminal.
 """
 
-from tokentrail.journey.record import Journey, SequenceTrail
+from tokentrail.journey.record import Journey, SequenceTrail, Stage
 from tokentrail.journey.schema import (
     CompanyView,
     EventView,
+    GatewayStageView,
     JourneyList,
     JourneySummary,
     JourneyView,
@@ -24,6 +25,7 @@ __all__ = [
     "Asked",
     "CompanyView",
     "EventView",
+    "GatewayStageView",
     "Journey",
     "JourneyList",
     "JourneyStore",
@@ -32,6 +34,7 @@ __all__ = [
     "PromptTokenView",
     "SequenceTrail",
     "SequenceView",
+    "Stage",
     "StageTimes",
     "StepView",
     "TokenView",

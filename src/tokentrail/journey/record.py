@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from tokentrail.protocol import Delta, ScheduledSequence, TokenAlternatives
 
 if TYPE_CHECKING:
@@ -19,6 +21,19 @@ if TYPE_CHECKING:
     from tokentrail.journey.store import JourneyStore
 
 TokenText = Callable[[int], str]
+
+
+class Stage(msgspec.Struct, kw_only=True):
+    """What a part of the gateway did for a request. Wall clock, in seconds."""
+
+    name: str
+    """Such as `filtered`, `looked up`, `attempt`."""
+    start: float
+    end: float
+    busy: float | None = None
+    """Seconds in which something was done, of a stage that others overlap; None: all of them."""
+    facts: dict[str, str | int | float | bool] = {}
+    """Never of the content."""
 
 
 class Run(NamedTuple):
@@ -201,6 +216,8 @@ class Journey:
         self.target = ""
         self.degraded = False
         self.attempts = 1
+        self.gateway: Sequence[Stage] = ()
+        """What was done before and after the model; it grows, as parts of the gateway end."""
         self.superseded_by: Journey | None = None
         """The journey of another attempt at the same request, which was answered."""
         self.seed: int | None = None

@@ -33,6 +33,20 @@ class StageTimes(msgspec.Struct, kw_only=True):
     """Received → finished."""
 
 
+class GatewayStageView(msgspec.Struct, kw_only=True):
+    """What a part of the gateway did: a filter, a judge, the cache, one attempt at a target."""
+
+    name: str
+    """filtered (the prompt), filtered out (the answer, beside the steps), judged, looked up (in the cache of
+    answers), attempt."""
+    start_at: float
+    seconds: float
+    busy_seconds: float | None = None
+    """Of a stage that goes on beside others: how much of the time it took itself."""
+    facts: dict[str, str | int | float | bool] = {}
+    """`rules`: names of those that found something; `target`, `error`: of an attempt."""
+
+
 class EventView(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One thing that happened, in order of time."""
 
@@ -193,6 +207,8 @@ class JourneyView(JourneySummary, kw_only=True):
     """The whole journey, as `GET /v1/journeys/{id}` returns it."""
 
     events: list[EventView]
+    gateway: list[GatewayStageView] = []
+    """Of a server with a deployment file; in order of their beginnings."""
     sequences: list[SequenceView]
     texts: list[str] | None = None
     """By choice, of an answer of a remote upstream, if the server keeps texts in trails."""

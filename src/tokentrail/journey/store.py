@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from tokentrail.journey.record import Journey, SequenceTrail
+from tokentrail.journey.record import Journey, SequenceTrail, Stage
 from tokentrail.journey.schema import JourneyList, JourneyView, StageTimes
 from tokentrail.journey.steps import StepLog
 from tokentrail.journey.view import stages, summarize, view
@@ -28,6 +28,9 @@ class Asked(Protocol):
 
     @property
     def tenant(self) -> str: ...
+
+    @property
+    def stages(self) -> Sequence[Stage]: ...
 
 
 class JourneyStore:
@@ -77,7 +80,7 @@ class JourneyStore:
 
     def begin_for(self, request: Asked) -> Journey:
         """The same, of a request as it goes to a backend."""
-        return self.begin(
+        journey = self.begin(
             request.id,
             endpoint=request.endpoint,
             model=request.model,
@@ -85,6 +88,8 @@ class JourneyStore:
             request_id=request.request_id,
             received=request.received,
         )
+        journey.gateway = request.stages
+        return journey
 
     def on_step(self, record: StepRecord, deltas: Sequence[Delta]) -> None:
         """One engine step, and what it brought. On the hot path: its cost is measured by the tests."""

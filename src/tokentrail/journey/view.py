@@ -11,6 +11,7 @@ from tokentrail.journey.schema import (
     AlternativeView,
     CompanyView,
     EventView,
+    GatewayStageView,
     JourneySummary,
     JourneyView,
     PromptTokenView,
@@ -33,6 +34,16 @@ def view(journey: Journey, steps: StepLog, others: Iterable[Journey] = ()) -> Jo
     return JourneyView(
         **_summary_fields(journey, steps),
         events=_events(journey, steps),
+        gateway=[
+            GatewayStageView(
+                name=stage.name,
+                start_at=stage.start,
+                seconds=max(0.0, stage.end - stage.start),
+                busy_seconds=stage.busy,
+                facts=stage.facts,
+            )
+            for stage in sorted(journey.gateway, key=lambda stage: stage.start)
+        ],
         sequences=[
             _sequence(
                 sequence,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from tokentrail.answer import Answer, AnswerRequest, Backend, Stage
+from tokentrail.answer import Answer, AnswerRequest, Backend
 from tokentrail.gateway.caching.answers import CachedAnswer, Kept, RecordingAnswer, encode
 from tokentrail.gateway.caching.stores import Store
 from tokentrail.gateway.config import CacheSettings
 from tokentrail.gateway.forwarding import ForwardingBackend
-from tokentrail.journey import JourneyStore
+from tokentrail.journey import JourneyStore, Stage
 from tokentrail.observability import Metrics
 
 

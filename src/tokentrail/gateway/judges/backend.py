@@ -16,13 +16,13 @@ from tokentrail.answer import (
     EmbeddingRequest,
     Embeddings,
     Prompt,
-    Stage,
 )
 from tokentrail.gateway.filtering import ContentFiltered, add_flags
 from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.gateway.judges.rules import JudgeRule, Outcome, consult, masked, touches
 from tokentrail.gateway.judges.verdicts import Mark, Matter
 from tokentrail.gateway.prompt_texts import field_of, ids_of, texts_of, with_texts
+from tokentrail.journey import Stage
 from tokentrail.observability import Metrics
 
 _BETWEEN = "\n"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokentrail.answer import Answer, AnswerRequest, Chunk, Stage, Timing, Usage
+from tokentrail.answer import Answer, AnswerRequest, Chunk, Timing, Usage
 from tokentrail.gateway.routing.plans import Choice, Group, Plan, unavailable
 from tokentrail.gateway.routing.targets import Attempt, Target, retryable
+from tokentrail.journey import Stage
 from tokentrail.protocol import ContextLengthExceeded, SamplingParams
 
 if TYPE_CHECKING:
