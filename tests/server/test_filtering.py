@@ -239,3 +239,18 @@ def test_arguments_of_calls_stay_json(make_server: MakeServer, text_parts: TextP
         assert json.loads(call.function.arguments) == {"number": 99999999999, "note": "****"}  # type: ignore[union-attr]
     finally:
         server.close()
+
+
+def test_a_journey_tells_which_rules_found_something_and_never_what(model: Says) -> None:
+    model.says("A damn fox said so.")
+    question = {"model": MODEL, "messages": [{"role": "user", "content": "Does the dog call 13800138000?"}]}
+    answer = model.server.post("/v1/chat/completions", question)
+    assert answer.status_code == 200
+    text = model.server.get(f"/v1/journeys/{answer.json()['id']}").text
+    before, after = json.loads(text)["gateway"]
+    assert (before["name"], before["facts"]) == ("filtered", {"rules": "private, 留意"})
+    assert before["busy_seconds"] is None
+    assert (after["name"], after["facts"]) == ("filtered out", {"rules": "rude, odd"})
+    assert 0 < after["busy_seconds"] <= after["seconds"]
+    assert before["start_at"] + before["seconds"] <= after["start_at"]
+    assert not any(word in text for word in ("dog", "13800138000", "damn", "fox"))

@@ -8,7 +8,7 @@ export function chromeTrace(journey) {
   const micros = (/** @type {number} */ seconds) => Math.round(seconds * 1e9) / 1e3;
   /** @type {any[]} */
   const events = [{ ph: "M", pid: 1, tid: 0, name: "process_name", args: { name: journey.model } }];
-  const stages = new Set(["received", "filter_in", "template", "tokenize", "queue", "finished"]);
+  const stages = new Set(["received", "filter_in", "judged", "looked_up", "attempt", "template", "tokenize", "queue", "finished"]);
   for (const sequence of journey.sequences) {
     const tid = sequence.index + 1;
     events.push({ ph: "M", pid: 1, tid, name: "thread_name", args: { name: `sequence ${sequence.index}` } });

@@ -7,6 +7,20 @@ import { t } from "../i18n.js";
 /** Prompt chunks that get rows of their own. */
 const MOST_CHUNKS = 12;
 
+/** What parts of the gateway tell. @type {Record<string, { name: string, what: (facts: Record<string, any>) => string }>} */
+const GATEWAY = {
+  filtered: { name: "filter_in", what: found },
+  "filtered out": { name: "filter_out", what: (facts) => [t("journey.in-all"), found(facts)].filter(Boolean).join(" · ") },
+  judged: { name: "judged", what: found },
+  "looked up": { name: "looked_up", what: ({ hit }) => t(hit ? "journey.kept" : "journey.not-kept") },
+  attempt: { name: "attempt", what: ({ target, error }) => (error ? `${target}: ${error}` : String(target)) },
+};
+
+/** @param {Record<string, any>} facts */
+function found({ rules }) {
+  return rules ? t("journey.rules", { rules }) : "";
+}
+
 /** Of what no engine here computed: its stages are known, its steps are not. */
 export const NO_SEQUENCE = { index: 0, steps: [], tokens: [], preempted_at: [], resumed_at: [] };
 
@@ -39,9 +53,16 @@ export function rows(journey, sequence) {
   const add = (/** @type {string} */ name, /** @type {string} */ what, /** @type {number} */ from, /** @type {number} */ seconds, kind = name, spread = false) =>
     made.push({ key: `${name}-${made.length}`, name, what, start: Math.max(0, from - start), seconds, kind, spread });
   add("received", journey.endpoint, start, 0);
-  if (stages.filter_in) add("filter_in", "", ready - (stages.tokenize ?? 0) - (stages.template ?? 0) - stages.filter_in, stages.filter_in);
+  const told = (/** @type {boolean} */ beside) => {
+    for (const one of journey.gateway) {
+      const row = GATEWAY[one.name];
+      if (row && (one.busy_seconds !== null) === beside) add(row.name, row.what(one.facts), one.start_at, one.busy_seconds ?? one.seconds, row.name, beside);
+    }
+  };
+  told(false);
   if (stages.template !== null) add("template", "", ready - (stages.tokenize ?? 0) - stages.template, stages.template);
   if (stages.tokenize !== null) add("tokenize", t("tokens.count", { count: journey.prompt_tokens }), ready - stages.tokenize, stages.tokenize);
+  made.sort((one, other) => one.start - other.start);
   const queued = at("queued");
   const scheduled = at("scheduled");
   if (queued !== undefined && scheduled !== undefined) add("queue", "", queued, Math.max(0, scheduled - queued));
@@ -52,7 +73,7 @@ export function rows(journey, sequence) {
   if (!sequence.steps.length && journey.first_token_at !== null && !queued) add("elsewhere", t("tokens.count", { count: journey.completion_tokens }), ready, (journey.finished_at ?? first) - ready);
   const end = journey.finished_at ?? first;
   if (stages.detokenize) add("detokenize", t("journey.in-all"), first, stages.detokenize, "detokenize", true);
-  if (stages.filter_out) add("filter_out", t("journey.in-all"), first, stages.filter_out, "filter_out", true);
+  told(true);
   if (stages.send) add("send", t("journey.in-all"), first, stages.send, "send", true);
   if (journey.finished_at !== null) add("finished", ended(journey.outcome), end, 0);
   return made;
