@@ -290,7 +290,7 @@ async def test_two_gateways_and_one_that_falls_silent(tmp_path: Path, postgres_u
                 .where(instances.c.id == one.ledger.instance)
                 .values(alive=before, host="elsewhere")
             )
-            return store.bill_the_dead(connection, two.ledger.instance, 30)
+            return len(store.bill_the_dead(connection, two.ledger.instance, 30))
 
     assert wake(29) == 0
     assert (wake(31), wake(31)) == (1, 0)

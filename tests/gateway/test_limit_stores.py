@@ -64,6 +64,8 @@ class Machine(RuleBasedStateMachine):
         self.events: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         """By meter: (second, amount)."""
         self.open: dict[str, dict[str, Any]] = {}
+        self.begun: set[str] = set()
+        """Periods of which something is counted."""
 
     async def make(self) -> Store:
         raise NotImplementedError
@@ -112,15 +114,24 @@ class Machine(RuleBasedStateMachine):
         names=st.lists(st.sampled_from(NAMES), unique=True, min_size=1),
         tokens=st.integers(0, 700),
         money=st.integers(0, 2 * 10**15),
+        surely=st.booleans(),
     )
-    def reserve(self, names: list[str], tokens: int, money: int) -> None:
+    def reserve(self, names: list[str], tokens: int, money: int, surely: bool) -> None:
         self.number += 1
-        self.ask(f"r{self.number}", [meter_of(name, self.now) for name in names], (1, tokens, money))
+        self.ask(f"r{self.number}", [meter_of(name, self.now) for name in names], (1, tokens, money), surely)
 
-    def ask(self, id: str, meters: list[Meter], amounts: Amounts) -> None:
-        verdict = self.loop.run_until_complete(self.made.reserve(self.group, id, meters, amounts, LEASE))
+    def ask(self, id: str, meters: list[Meter], amounts: Amounts, surely: bool = True) -> None:
+        asking = self.made.reserve(self.group, id, meters, amounts, LEASE, surely=surely)
+        verdict = self.loop.run_until_complete(asking)
         self.expire()
         known = id in self.open
+        periods = {meter.name for meter in meters if meter.kind is Kind.PERIOD}
+        assert verdict.unknown is (surely and not known and not periods <= self.begun)
+        if verdict.unknown:
+            assert not verdict.granted
+            return
+        if verdict.granted:
+            self.begun |= periods
         before = {meter.name: self.used(meter) for meter in meters}
         room = {meter.name: before[meter.name] + amounts[meter.unit] <= meter.limit for meter in meters}
         assert verdict.granted is (known or all(room.values()))
@@ -180,6 +191,31 @@ class Machine(RuleBasedStateMachine):
     async def settled(self, id: str, amounts: Amounts) -> None:
         self.made.settle(self.group, id, amounts)
 
+    @rule(names=st.lists(st.sampled_from(NAMES[4:]), min_size=1, unique=True), amount=st.integers(0, 2000))
+    def begin_periods(self, names: list[str], amount: int) -> None:
+        meters = [meter_of(name, self.now) for name in names]
+        told = [(meter.name, amount, meter.until) for meter in meters]
+        self.loop.run_until_complete(self.made.begin(self.group, told))
+        for meter in meters:
+            if meter.name not in self.begun:
+                self.begun.add(meter.name)
+                self.events[meter.name].append((int(self.now), amount))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), tokens=st.integers(0, 900), twice=st.booleans())
+    def lapse(self, data: st.DataObject, tokens: int, twice: bool) -> None:
+        id = data.draw(st.sampled_from(sorted(self.open)))
+        one = self.open[id]
+        amounts = one["seen"] = (1, tokens, 7 * tokens)
+        for _ in range(1 + twice):
+            self.loop.run_until_complete(self.lapsed(id, amounts))
+        one["live"] = False
+        one["expires"] = self.now + 86400
+        self.correct(one, amounts)
+
+    async def lapsed(self, id: str, amounts: Amounts) -> None:
+        self.made.lapse(self.group, id, amounts)
+
     @rule()
     def settle_a_stranger(self) -> None:
         self.loop.run_until_complete(self.settled("nobody", (1, 5, 5)))
@@ -229,6 +265,11 @@ def test_redis_counts_as_the_model_does(shared_redis: RedisServer) -> None:
 
         async def settled(self, id: str, amounts: Amounts) -> None:
             await super().settled(id, amounts)
+            assert self.shared._settling is not None
+            await self.shared._settling
+
+        async def lapsed(self, id: str, amounts: Amounts) -> None:
+            await super().lapsed(id, amounts)
             assert self.shared._settling is not None
             await self.shared._settling
 

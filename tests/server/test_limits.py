@@ -241,6 +241,51 @@ def test_sums_are_exact_under_64_clients(
     assert 600 - size < tokens <= 600
 
 
+@pytest.mark.parametrize("where", ["memory", "redis"])
+def test_quotas_outlive_the_counts(
+    where: str, limited: MakeLimited, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is started again, or whose Redis has lost its memory, goes on from what the ledger has."""
+    more = "ledger: {}\nprices: {models: {'*': {input: 1000, output: 1000}}}"
+    if where == "redis":
+        redis: RedisServer = request.getfixturevalue("shared_redis")
+        more += f"\nredis: {redis.url}"
+        flush(redis)
+        monkeypatch.setattr(gateway, "RedisLink", functools.partial(RedisLink, timeout=60))
+    limits = f"{{store: {where}, each_key: {{tokens_per_day: 1000}}, each_tenant: {{money_per_month: 2.5}}}}"
+    server = limited(limits, more=more)
+    used = {key: ask(server, key).json()["usage"]["total_tokens"] for key in (ALICE, BOB)}
+    if where == "redis":
+        flush(redis)
+    again = limited(limits, more=more)
+    # One of each key, and those of both of its tenant; the prompt and a token are reserved.
+    size = used[ALICE] - 5 + 1
+    for key, before in ((ALICE, 0), (BOB, size)):
+        headers = ask(again, key, max_tokens=1).headers
+        assert headers["x-ratelimit-remaining-tokens-per-day"] == str(1000 - used[key] - size)
+        left = 2500 - used[ALICE] - used[BOB] - before - size
+        assert float(headers["x-ratelimit-remaining-money-per-month"]) == left / 1000
+        assert headers["x-ratelimit-limit-money-per-month"] == "2.5"
+    # Another tenant has nothing to do with it.
+    other = ask(again, CAROL, max_tokens=1).headers
+    assert other["x-ratelimit-remaining-tokens-per-day"] == str(1000 - size)
+
+
+def test_quotas_nobody_can_look_up(limited: MakeLimited, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokentrail.gateway.database import DatabaseFailure
+    from tokentrail.gateway.ledger.ledger import Ledger
+
+    async def away(*_: object) -> tuple[int, int]:
+        raise DatabaseFailure("The database is away.")
+
+    server = limited("{each_key: {tokens_per_day: 1000}}", more="ledger: {}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "billed", away)
+        refused = ask(server, ALICE)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "limits_unavailable")
+    assert ask(server, ALICE).status_code == 200
+
+
 def flush(redis: RedisServer) -> None:
     import redis as library
 

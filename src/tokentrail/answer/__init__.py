@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokentrail.answer.backend import Answer, Backend, collect
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
+from tokentrail.answer.estimate import estimated
 from tokentrail.answer.identity import Handling, Identity, TargetState
 from tokentrail.answer.types import (
     AnswerRequest,
@@ -63,6 +64,7 @@ __all__ = [
     "TokensPrompt",
     "Usage",
     "collect",
+    "estimated",
 ]
 
 

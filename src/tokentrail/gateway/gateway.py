@@ -28,9 +28,10 @@ from tokentrail.gateway.judges import JudgeRule, JudgingBackend
 from tokentrail.gateway.judges.building import build_judges
 from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
-from tokentrail.gateway.limits import LimitingBackend, Price, limits_of
+from tokentrail.gateway.limits import LimitingBackend, Price, Spent, limits_of
 from tokentrail.gateway.limits.memory import MemoryStore as LimitsInMemory
 from tokentrail.gateway.limits.shared import RedisStore as LimitsInRedis
+from tokentrail.gateway.limits.store import StoreDown
 from tokentrail.gateway.observing import Observer, ObservingBackend
 from tokentrail.gateway.redis import RedisLink
 from tokentrail.gateway.routing import RoutingBackend, check_routes
@@ -256,9 +257,29 @@ class Gateway:
         link = self.redis if settings.store == "redis" else None
         store = LimitsInMemory() if link is None else LimitsInRedis(link, settings.on_redis_failure)
         records = None if self.keys is None else limits_of(self.keys)
-        limiting = LimitingBackend(backend, settings, store, metrics, records=records, price=self._price())
+        limiting = LimitingBackend(
+            backend, settings, store, metrics, records=records, price=self._price(), spent=self._spent()
+        )
+        if self.ledger is not None:
+            self.ledger.on_death(lambda died: limiting.died(*died))
         self._closers.append(limiting.aclose)
         return limiting
+
+    def _spent(self) -> Spent | None:
+        """What was used before the counts of limits began; None: nobody knows."""
+        ledger = self.ledger
+        if ledger is None:
+            return None
+        from tokentrail.gateway.database import DatabaseFailure
+
+        async def spent(tenant: str, key: str | None, since: float) -> tuple[int, int]:
+            try:
+                return await ledger.billed(tenant, key, since)
+            except DatabaseFailure as error:
+                log.error("what was used before cannot be looked up: %s", error)
+                raise StoreDown from None
+
+        return spent
 
     def _price(self) -> Price | None:
         """What answers cost; None: nothing."""

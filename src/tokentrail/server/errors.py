@@ -23,10 +23,17 @@ CLIENT_GONE = 499
 
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}"
-    for kind in ("requests", "tokens")
+    for kind in (
+        "requests",
+        "tokens",
+        "tokens-per-day",
+        "tokens-per-month",
+        "money-per-day",
+        "money-per-month",
+    )
     for what in ("limit", "remaining", "reset")
 )
-"""As OpenAI has them, where a deployment file sets limits."""
+"""As OpenAI has them, and of quotas in the same way, where a deployment file sets limits."""
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):

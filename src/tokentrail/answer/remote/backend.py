@@ -18,6 +18,7 @@ import msgspec
 
 from tokentrail.answer.admission import draw_seed
 from tokentrail.answer.embedding import EmbeddingRequest, Embeddings
+from tokentrail.answer.estimate import estimated
 from tokentrail.answer.remote import failures, kinds
 from tokentrail.answer.remote.answer import RemoteAnswer
 from tokentrail.answer.remote.asking import Asking
@@ -187,7 +188,7 @@ class RemoteBackend:
         # Some cloud APIs know no seeds: they are sent one only if the request has one.
         sent = seed if sampling.seed is not None or "seed_always" in self._kind.knows else None
         asked = asking.answer(request, sent)
-        return RemoteAnswer(self, request, asked, seed, estimate=_estimate(request.prompts))
+        return RemoteAnswer(self, request, asked, seed, estimate=estimated(request.prompts))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         if request.received is None:
@@ -209,7 +210,7 @@ class RemoteBackend:
                 what = str(error) if type(error) is ValueError else "an answer that is no list of embeddings"
                 raise failures.unreadable(self.target, what, sent=False) from None
             told = made.usage.prompt_tokens if made.usage is not None else None
-            usage = Usage(prompt_tokens=_estimate(request.prompts) if told is None else told)
+            usage = Usage(prompt_tokens=estimated(request.prompts) if told is None else told)
             journey.prompt_tokens = usage.prompt_tokens
             outcome = "stop"
         except asyncio.CancelledError:
@@ -459,23 +460,6 @@ def _head(target: RemoteTarget) -> tuple[str, _Head]:
         if name.lower() in ("content-length", "transfer-encoding", "connection", "accept-encoding", "expect"):
             raise InvalidRequest(f"headers must not hold {name}.", param="headers")
     return api, _Head(root, fields)
-
-
-def _estimate(prompts: Sequence[Prompt]) -> int:
-    """Tokens, roughly: four bytes each, and a few for each message."""
-    total = 0
-    for prompt in prompts:
-        if isinstance(prompt, ChatPrompt):
-            for message in prompt.messages:
-                content = message.get("content")
-                total += 4 + (len(content.encode()) // 4 if isinstance(content, str) else 0)
-        elif isinstance(prompt, TextPrompt):
-            total += 1 + len(prompt.text.encode()) // 4
-        elif isinstance(prompt, InfillPrompt):
-            total += 4 + (len(prompt.prefix) + len(prompt.suffix)) // 4
-        else:
-            total += len(prompt.token_ids)
-    return total
 
 
 def _vectors(made: EmbeddingBody, count: int) -> list[bytes]:

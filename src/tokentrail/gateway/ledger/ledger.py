@@ -7,13 +7,13 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokentrail.answer import AnswerRequest, EmbeddingRequest, Usage
 from tokentrail.gateway.config import LedgerSettings
 from tokentrail.gateway.database import Database
-from tokentrail.gateway.ledger import retention, store
+from tokentrail.gateway.ledger import reports, retention, store
 from tokentrail.gateway.ledger.entry import FAILED, INSTANCE_SHIFT, REFUSED, Entry, Row, word
 from tokentrail.gateway.ledger.prices import PriceList
 from tokentrail.gateway.ledger.spool import Spool, read
@@ -57,6 +57,8 @@ class Ledger:
         self._second, self._refused = 0, 0
         self._swept = time.monotonic()
         self._suspected: float | None = None
+        self._died: list[store.Died] = []
+        self._tell: Callable[[store.Died], None] | None = None
 
     def open(self) -> None:
         """End what died, and take up what was left in files. Raises a `TokentrailError` that says why it cannot."""
@@ -67,9 +69,8 @@ class Ledger:
         self._database.prepare_writing_often()
         with self._database.write() as connection:
             self.instance = store.register(connection)
-            ended = store.bill_the_dead(connection, self.instance, self.settings.lease_s)
-        if ended:
-            log.warning("%d requests of a server that died are billed at their last checkpoint", ended)
+            died = store.bill_the_dead(connection, self.instance, self.settings.lease_s)
+        self._have_died(died)
         self._ids = itertools.count(self.instance << INSTANCE_SHIFT)
         self._adopt()
         self.writer = Writer(
@@ -87,6 +88,30 @@ class Ledger:
         if self.writer.close():
             with self._database.write() as connection:
                 store.leave(connection, self.instance)
+
+    def on_death(self, tell: Callable[[store.Died], None]) -> None:
+        """Call `tell` on this event loop for each request that a dead server leaves, those known by now included."""
+        loop = asyncio.get_running_loop()
+
+        def told(died: store.Died) -> None:
+            with contextlib.suppress(RuntimeError):  # it is closed: this server ends, too
+                loop.call_soon_threadsafe(tell, died)
+
+        self._tell = told
+        self._have_died([])
+
+    def _have_died(self, died: Sequence[store.Died]) -> None:
+        if died:
+            log.warning("%d requests of a server that died are billed at their last checkpoint", len(died))
+        self._died += died
+        while self._tell is not None and self._died:
+            self._tell(self._died.pop())
+
+    async def billed(self, tenant: str, key: str | None, since: float) -> tuple[int, int]:
+        """Tokens and cost of a tenant, or of one of its keys, since a second. Raises `DatabaseFailure`."""
+        return await self._database.run(
+            lambda connection: reports.billed(connection, tenant, key, since), writes=False
+        )
 
     # --- one request -------------------------------------------------------------------------------
 
@@ -208,9 +233,8 @@ class Ledger:
     def _chores(self) -> None:
         with self._database.write() as connection:
             store.give_sign(connection, self.instance)
-            ended = store.bill_the_dead(connection, self.instance, self.settings.lease_s)
-        if ended:
-            log.warning("%d requests of a server that died are billed at their last checkpoint", ended)
+            died = store.bill_the_dead(connection, self.instance, self.settings.lease_s)
+        self._have_died(died)
         if self.settings.keep_days is not None and time.monotonic() >= self._swept:
             # A little at a time: answers wait for this thread.
             more = retention.sweep(self._database, self.settings.keep_days)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,6 +93,21 @@ def usage(connection: Connection, question: UsageQuestion) -> list[UsageLine]:
         .order_by(*group)
     )
     return [_line(by, row) for row in connection.execute(statement).mappings()]
+
+
+def billed(connection: Connection, tenant: str, key: str | None, since: float) -> tuple[int, int]:
+    """Tokens and cost of a tenant, or of one of its keys, of what was received from the second `since` on. Of days
+    whose rows are no longer kept, those count that have begun since then.
+    """
+    found = []
+    for table, at, first in ((requests, requests.c.received, int(since * 1e6)),
+                             (days, days.c.day, math.ceil(since * 1e6 / DAY))):  # fmt: skip
+        tokens = func.sum(table.c.prompt_tokens + table.c.output_tokens)
+        statement = select(tokens, func.sum(table.c.cost)).where(table.c.tenant == tenant, at >= first)
+        if key is not None:
+            statement = statement.where(table.c.key == key)
+        found.append(connection.execute(statement).one())
+    return sum(int(one[0] or 0) for one in found), sum(int(one[1] or 0) for one in found)
 
 
 def _part(table: Any, question: UsageQuestion, day: ColumnElement[int], count: ColumnElement[int]) -> Any:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -87,12 +88,21 @@ def leave(connection: Connection, instance: int) -> None:
     connection.execute(update(instances).where(instances.c.id == instance).values(alive=None))
 
 
-def bill_the_dead(connection: Connection, instance: int, lease: float) -> int:
+class Died(NamedTuple):
+    """A request whose server died, and what it is billed for."""
+
+    tenant: str
+    id: str
+    """The answer's."""
+    tokens: int
+    cost: int
+
+
+def bill_the_dead(connection: Connection, instance: int, lease: float) -> list[Died]:
     """End the requests of instances that died: they are billed at their last checkpoint, as their rows have it.
 
     Dead is who has given no sign for `lease` seconds, and at once who ran on this machine and does not any more. Should
     one live after all (its machine was asleep), what it writes later still counts: a row has values, not additions.
-    Returns how many requests it were.
     """
     before = now(connection) - int(lease * 1e6)
     host, own = socket.gethostname()[:255], os.getpid()
@@ -107,14 +117,16 @@ def bill_the_dead(connection: Connection, instance: int, lease: float) -> int:
         if one.alive < before or (one.host == host and (one.pid == own or not _runs(one.pid)))
     ]
     if not dead:
-        return 0
+        return []
+    of = requests.c
     ended = connection.execute(
         update(requests)
-        .where(requests.c.state == text(f"'{RUNNING}'"), requests.c.instance.in_(dead))
+        .where(of.state == text(f"'{RUNNING}'"), of.instance.in_(dead))
         .values(state=INTERRUPTED, error="server_died")
-    )
+        .returning(of.tenant, of.answer_id, of.prompt_tokens + of.output_tokens, of.cost)
+    ).all()
     connection.execute(update(instances).where(instances.c.id.in_(dead)).values(alive=None))
-    return int(ended.rowcount)
+    return [Died(*row) for row in ended]
 
 
 def alive(connection: Connection) -> set[int]:

@@ -5,7 +5,7 @@ reservation's place. `meters` says what is counted for whom, `memory` and `share
 several), `limiting` stands before a backend.
 """
 
-from tokentrail.gateway.limits.limiting import LimitingBackend, Price
+from tokentrail.gateway.limits.limiting import LimitingBackend, Price, Spent
 from tokentrail.gateway.limits.meters import limits_of
 
-__all__ = ["LimitingBackend", "Price", "limits_of"]
+__all__ = ["LimitingBackend", "Price", "Spent", "limits_of"]

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from tokentrail.answer import (
     Answer,
@@ -16,25 +15,25 @@ from tokentrail.answer import (
     Chunk,
     EmbeddingRequest,
     Embeddings,
-    InfillPrompt,
-    Prompt,
-    TextPrompt,
-    TokensPrompt,
+    Identity,
     Usage,
+    estimated,
 )
 from tokentrail.gateway.config import LimitsSettings
 from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.gateway.limits.meters import Bound, Meters, Records
-from tokentrail.gateway.limits.store import Amounts, Kind, Reading, Store, StoreDown, Unit
+from tokentrail.gateway.limits.store import Amounts, Kind, Reading, Store, StoreDown, Unit, Verdict
 from tokentrail.gateway.limits.telling import headers_of, longest, never, refusal
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
 
 Price = Callable[[str, str, Usage], int]
 """What an answer costs, in billionths of the currency: by who answered, and which model was asked for."""
+Spent = Callable[[str, "str | None", float], Awaitable["tuple[int, int]"]]
+"""Tokens and money of a tenant, or of one of its keys, since some second: what has been billed by now."""
 
-_BYTES_PER_TOKEN = 4
-"""Of text whose tokens nobody has counted yet: right for English, a little much for Chinese (three bytes a letter)."""
+_LOOKS = 3
+"""At what was billed before: a store may lose what it was just told."""
 
 
 class LimitsUnknown(TokentrailError):
@@ -57,11 +56,16 @@ class LimitingBackend(ForwardingBackend):
         *,
         records: Records | None = None,
         price: Price | None = None,
+        spent: Spent | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`records`: see there; `price`: needed where a limit is of money."""
+        """`records`, `spent`: see there; `price`: needed where a limit is of money. Without `spent` a day or a month
+        that the store knows nothing of is taken for unused.
+        """
         super().__init__(inner)
         self._store = store
+        self._spent = spent
+        self._looking_up = asyncio.Lock()
         self._metrics = metrics
         self._records = records
         self._clock = clock
@@ -144,9 +148,8 @@ class LimitingBackend(ForwardingBackend):
                 self._metrics.limited[bound.of, bound.name] += 1
                 raise never(bound, amounts, prompt, fixed=fixed)
         group = request.identity.tenant
-        meters = [bound.meter for bound in bounds]
         try:
-            verdict = await self._store.reserve(group, request.id, meters, amounts, self._settings.lease_s)
+            verdict = await self._ask_store(request, bounds, amounts)
         except StoreDown:
             raise LimitsUnknown(
                 "What this key has used cannot be looked up at the moment. Try again a little later."
@@ -162,6 +165,42 @@ class LimitingBackend(ForwardingBackend):
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.ensure_future(self._renew())
         return reservation
+
+    async def _ask_store(
+        self, request: AnswerRequest | EmbeddingRequest, bounds: list[Bound], amounts: Amounts
+    ) -> Verdict:
+        """Raises `StoreDown`."""
+        group, meters, lease = request.identity.tenant, [one.meter for one in bounds], self._settings.lease_s
+        store, surely = self._store, self._spent is not None
+        verdict = await store.reserve(group, request.id, meters, amounts, lease, surely=surely)
+        if not verdict.unknown:
+            return verdict
+        async with self._looking_up:
+            for _ in range(_LOOKS):
+                verdict = await store.reserve(group, request.id, meters, amounts, lease, surely=True)
+                if not verdict.unknown:
+                    return verdict
+                await store.begin(group, await self._billed_before(request.identity, bounds))
+        raise StoreDown
+
+    async def _billed_before(self, identity: Identity, bounds: list[Bound]) -> list[tuple[str, int, float]]:
+        assert self._spent is not None
+        found: dict[tuple[str, float], tuple[int, int]] = {}
+        used = []
+        for bound in bounds:
+            if not bound.quota:
+                continue
+            key = identity.key if bound.of == "key" else None
+            if (bound.of, bound.since) not in found:
+                found[bound.of, bound.since] = await self._spent(identity.tenant, key, bound.since)
+            tokens, money = found[bound.of, bound.since]
+            amount = money if bound.meter.unit is Unit.MONEY else tokens
+            used.append((bound.meter.name, amount, bound.meter.until))
+        return used
+
+    def died(self, tenant: str, id: str, tokens: int, money: int) -> None:
+        """A request whose gateway died was billed for so much: what it had reserved comes free at once."""
+        self._store.lapse(tenant, id, (1, tokens, money))
 
     def _refusal(
         self, group: str, bounds: list[Bound], readings: list[Reading], amounts: Amounts
@@ -291,34 +330,3 @@ class LimitedAnswer(ForwardingAnswer):
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.settle(self.usage if self._begun else Usage())
-
-
-def estimated(prompts: list[Prompt]) -> int:
-    """About how many tokens prompts have that only whoever answers will count."""
-    tokens = size = 0
-    for prompt in prompts:
-        if isinstance(prompt, TokensPrompt):
-            tokens += len(prompt.token_ids)
-        elif isinstance(prompt, InfillPrompt):
-            size += len(prompt.suffix.encode())
-            if isinstance(prompt.prefix, str):
-                size += len(prompt.prefix.encode())
-            else:
-                tokens += len(prompt.prefix)
-        elif isinstance(prompt, TextPrompt):
-            size += len(prompt.text.encode())
-        else:
-            for part in (prompt.messages, prompt.tools):
-                size += sum(len(text.encode()) for text in _texts(part))
-    return max(1, tokens + -(-size // _BYTES_PER_TOKEN))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)

@@ -98,13 +98,26 @@ class MemoryStore:
         self._groups: dict[str, _Group] = {}
 
     async def reserve(
-        self, group: str, id: str, meters: Sequence[Meter], amounts: Amounts, lease: float
+        self,
+        group: str,
+        id: str,
+        meters: Sequence[Meter],
+        amounts: Amounts,
+        lease: float,
+        *,
+        surely: bool = False,
     ) -> Verdict:
         now = self._clock()
         second = int(now)
         state = self._group(group)
         self._reap(state, now)
         known = id in state.reservations
+        if (
+            surely
+            and not known
+            and any(one.kind is Kind.PERIOD and one.name not in state.periods for one in meters)
+        ):
+            return Verdict(False, [], unknown=True)
         granted = True
         readings = []
         for meter in meters:
@@ -124,7 +137,7 @@ class MemoryStore:
         charges = []
         for meter, reading in zip(meters, readings, strict=True):
             amount = amounts[meter.unit]
-            self._count(state, meter, amount, second)
+            self._count(state, meter, amount, now)
             charges.append(_Charge(meter, amount, second))
             reading.used += amount
             if meter.kind is Kind.WINDOW:
@@ -143,6 +156,18 @@ class MemoryStore:
         if reservation.live:
             self._release(state, reservation, -1)
         self._correct(state, reservation, amounts, self._clock())
+
+    async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
+        state = self._group(group)
+        now = self._clock()
+        for name, amount, until in used:
+            self._begin(state, name, amount, until, now)
+
+    def lapse(self, group: str, id: str, amounts: Amounts) -> None:
+        state = self._group(group)
+        reservation = state.reservations.get(id)
+        if reservation is not None:
+            self._lapse(state, id, reservation, amounts, self._clock())
 
     async def renew(self, group: str, used: Sequence[tuple[str, Amounts]], lease: float) -> None:
         now = self._clock()
@@ -179,19 +204,24 @@ class MemoryStore:
             return Reading(window.used, left)
         if meter.kind is Kind.COUNT:
             return Reading(state.counts.get(meter.name, 0), 0)
-        if meter.name not in state.periods:
-            # A new day: those that nothing can be settled on any more are forgotten.
-            for name in [name for name, (_, until) in state.periods.items() if until + KEPT_SECONDS < now]:
-                del state.periods[name]
-            state.periods[meter.name] = 0, meter.until
-        return Reading(state.periods[meter.name][0], math.ceil((meter.until - now) * 1000))
+        used, _ = state.periods.get(meter.name, (0, 0.0))
+        return Reading(used, math.ceil((meter.until - now) * 1000))
 
-    def _count(self, state: _Group, meter: Meter, amount: int, second: int) -> None:
+    def _begin(self, state: _Group, name: str, used: int, until: float, now: float) -> None:
+        if name in state.periods:
+            return
+        # A new day: those that nothing can be settled on any more are forgotten.
+        for old in [old for old, (_, ended) in state.periods.items() if ended + KEPT_SECONDS < now]:
+            del state.periods[old]
+        state.periods[name] = used, until
+
+    def _count(self, state: _Group, meter: Meter, amount: int, now: float) -> None:
         if meter.kind is Kind.WINDOW:
-            state.windows[meter.name].add(second, amount)
+            state.windows[meter.name].add(int(now), amount)
         elif meter.kind is Kind.COUNT:
             state.counts[meter.name] = state.counts.get(meter.name, 0) + amount
         else:
+            self._begin(state, meter.name, 0, meter.until, now)
             state.periods[meter.name] = state.periods[meter.name][0] + amount, meter.until
 
     def _release(self, state: _Group, reservation: _Reservation, change: int) -> None:
@@ -234,8 +264,13 @@ class MemoryStore:
             if not reservation.live:
                 del state.reservations[id]
                 continue
+            self._lapse(state, id, reservation, reservation.seen, now)
+
+    def _lapse(self, state: _Group, id: str, reservation: _Reservation, amounts: Amounts, now: float) -> None:
+        if reservation.live:
             reservation.live = False
             self._release(state, reservation, -1)
-            self._correct(state, reservation, reservation.seen, now)
-            reservation.expires = now + KEPT_SECONDS
-            heapq.heappush(state.leases, (reservation.expires, id))
+        self._correct(state, reservation, amounts, now)
+        reservation.seen = amounts
+        reservation.expires = now + KEPT_SECONDS
+        heapq.heappush(state.leases, (reservation.expires, id))

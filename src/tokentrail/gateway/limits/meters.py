@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -48,10 +48,18 @@ class Bound(msgspec.Struct, frozen=True):
     """Whose: key or tenant."""
     name: str
     """That of the setting."""
+    since: float = 0.0
+    """Of a quota: the second in which its period began."""
 
     @property
     def quota(self) -> bool:
         return self.meter.kind is Kind.PERIOD
+
+
+class _Period(NamedTuple):
+    name: str
+    since: float
+    until: float
 
 
 class Meters:
@@ -76,7 +84,8 @@ class Meters:
             self._known.clear()
         settings = self._settings
         key, tenant = (None, None) if self._records is None else self._records(identity)
-        day, day_ends, month, month_ends = self._calendar(now)
+        day, month = self._calendar(now)
+        none = _Period("", 0.0, 0.0)
         bounds: list[Bound] = []
         for scope, id, default, own in (
             # Without keys, all that a tenant asks counts as asked with one key.
@@ -85,33 +94,37 @@ class Meters:
         ):
             limits = default if own is None else own.over(default)
             prefix = f"{scope}:{id}"
-            for name, kind, unit, period, until in (
-                ("requests_per_minute", Kind.WINDOW, Unit.REQUESTS, "", 0.0),
-                ("tokens_per_minute", Kind.WINDOW, Unit.TOKENS, "", 0.0),
-                ("concurrent_requests", Kind.COUNT, Unit.REQUESTS, "", 0.0),
-                ("tokens_per_day", Kind.PERIOD, Unit.TOKENS, day, day_ends),
-                ("tokens_per_month", Kind.PERIOD, Unit.TOKENS, month, month_ends),
-                ("money_per_day", Kind.PERIOD, Unit.MONEY, day, day_ends),
-                ("money_per_month", Kind.PERIOD, Unit.MONEY, month, month_ends),
+            for name, kind, unit, period in (
+                ("requests_per_minute", Kind.WINDOW, Unit.REQUESTS, none),
+                ("tokens_per_minute", Kind.WINDOW, Unit.TOKENS, none),
+                ("concurrent_requests", Kind.COUNT, Unit.REQUESTS, none),
+                ("tokens_per_day", Kind.PERIOD, Unit.TOKENS, day),
+                ("tokens_per_month", Kind.PERIOD, Unit.TOKENS, month),
+                ("money_per_day", Kind.PERIOD, Unit.MONEY, day),
+                ("money_per_month", Kind.PERIOD, Unit.MONEY, month),
             ):
                 limit = getattr(limits, name)
                 if limit is None:
                     continue
                 most = round(limit * MONEY) if unit is Unit.MONEY else limit
-                meter = Meter(f"{prefix}:{name}{period}", kind, unit, most, until)
-                bounds.append(Bound(meter, scope, name))
-        self._known[who] = min(now + _FRESH, day_ends), bounds
+                meter = Meter(f"{prefix}:{name}{period.name}", kind, unit, most, period.until)
+                bounds.append(Bound(meter, scope, name, period.since))
+        self._known[who] = min(now + _FRESH, day.until), bounds
         return bounds
 
-    def _calendar(self, now: float) -> tuple[str, float, str, float]:
-        """The day's and the month's names, and when they end."""
+    def _calendar(self, now: float) -> tuple[_Period, _Period]:
+        """The day and the month."""
         here = datetime.fromtimestamp(now, self._zone)
         midnight = here.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
         tomorrow = midnight + timedelta(
             days=1
         )  # on the clock on the wall, whatever becomes of it in this night
+        first = midnight.replace(day=1)
         following = (midnight.replace(day=28) + timedelta(days=4)).replace(day=1)
-        return f":{here:%Y-%m-%d}", tomorrow.timestamp(), f":{here:%Y-%m}", following.timestamp()
+        return (
+            _Period(f":{here:%Y-%m-%d}", midnight.timestamp(), tomorrow.timestamp()),
+            _Period(f":{here:%Y-%m}", first.timestamp(), following.timestamp()),
+        )
 
     def local_time(self, second: float) -> str:
         return datetime.fromtimestamp(second, self._zone).isoformat(timespec="seconds")

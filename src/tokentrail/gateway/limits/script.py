@@ -6,9 +6,10 @@ All keys of a group have its hash tag, so that in a cluster they lie on one node
 - `…:reservations`: a hash of request ids → reservations (MessagePack);
 - `…:leases`: a sorted set of request ids by the second in which their lease runs out.
 
-Arguments: what to do (reserve, settle, renew), the second (empty: Redis's own clock, the only one that all gateways
-share), then in MessagePack [id, lease, meters, amounts], [[id, amounts] …], or [lease, [[id, amounts] …]].
-A reservation answers 1 or 0 (granted), then for each meter used, reset_ms, wait_ms, refused; see `store.Reading`.
+Arguments: what to do (reserve, begin, settle, lapse, renew), the second (empty: Redis's own clock, the only one that
+all gateways share), then in MessagePack [id, lease, meters, amounts, surely], [[name, used, ends] …],
+[[id, amounts] …] to settle and to lapse, or [lease, [[id, amounts] …]]. A reservation answers 1 or 0 (granted), then
+for each meter used, reset_ms, wait_ms, refused (see `store.Reading`); or 2: unknown.
 """
 
 from __future__ import annotations
@@ -125,14 +126,21 @@ local function correct(reservation, amounts)
   end
 end
 
+local function lapse(id, reservation, amounts)
+  if reservation.live then
+    reservation.live = false
+    release(reservation, -1)
+  end
+  correct(reservation, amounts)
+  reservation.seen = amounts
+  save(id, reservation, now + KEPT)
+end
+
 local function reap()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', string.format('%.17g', now), 'LIMIT', 0, 100)) do
     local reservation = load(id)
     if reservation and reservation.live then
-      reservation.live = false
-      release(reservation, -1)
-      correct(reservation, reservation.seen)
-      save(id, reservation, now + KEPT)
+      lapse(id, reservation, reservation.seen)
     else
       forget(id)
     end
@@ -140,7 +148,7 @@ local function reap()
 end
 
 if op == 'reserve' then
-  local id, lease, meters, amounts = unpack(cmsgpack.unpack(ARGV[3]))
+  local id, lease, meters, amounts, surely = unpack(cmsgpack.unpack(ARGV[3]))
   reap()
   local known = redis.call('HEXISTS', reservations, id) == 1
   local granted, reply = true, {1}
@@ -152,7 +160,9 @@ if op == 'reserve' then
       used, newest, slices = window(key)
       if newest then reset = ms(newest + SECONDS + 1 - now) end
     else
-      used = tonumber(redis.call('GET', key) or 0)
+      local counted = redis.call('GET', key)
+      if not counted and surely and kind ~= COUNT and not known then return {2} end
+      used = tonumber(counted or 0)
       if kind ~= COUNT then reset = ms(ends - now) end
     end
     if not known and used + amount > limit then
@@ -188,6 +198,17 @@ if op == 'reserve' then
   end
   if not granted then reply[1] = 0 end
   return reply
+elseif op == 'begin' then
+  for _, item in ipairs(cmsgpack.unpack(ARGV[3])) do
+    local name, used, ends = unpack(item)
+    redis.call('SET', prefix .. ':' .. name, whole(used), 'NX', 'PX', ms(ends - now + KEPT))
+  end
+elseif op == 'lapse' then
+  for _, item in ipairs(cmsgpack.unpack(ARGV[3])) do
+    local id, amounts = unpack(item)
+    local reservation = load(id)
+    if reservation then lapse(id, reservation, amounts) end
+  end
 elseif op == 'settle' then
   for _, item in ipairs(cmsgpack.unpack(ARGV[3])) do
     local id, amounts = unpack(item)

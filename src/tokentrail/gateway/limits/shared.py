@@ -50,46 +50,66 @@ class RedisStore:
         """Requests that are counted in this process, since Redis did not answer when they came."""
         self._calls: list[tuple[list[Any], asyncio.Future[Any]]] = []
         self._sending: asyncio.Task[None] | None = None
-        self._unsettled: dict[str, list[tuple[str, Amounts]]] = {}
-        """By group."""
+        self._unsettled: dict[tuple[str, str], list[tuple[str, Amounts]]] = {}
+        """By what is to be done (settle, lapse) and group."""
         self._num_unsettled = 0
         self._settling: asyncio.Task[None] | None = None
 
     async def reserve(
-        self, group: str, id: str, meters: Sequence[Meter], amounts: Amounts, lease: float
+        self,
+        group: str,
+        id: str,
+        meters: Sequence[Meter],
+        amounts: Amounts,
+        lease: float,
+        *,
+        surely: bool = False,
     ) -> Verdict:
         try:
-            reply = await self._call("reserve", group, [id, lease, meters, amounts])
+            reply = await self._call("reserve", group, [id, lease, meters, amounts, surely])
         except RedisDown:
-            return await self._without(group, id, meters, amounts, lease)
+            return await self._without(group, id, meters, amounts, surely)
+        if reply[0] == 2:
+            return Verdict(False, [], unknown=True)
         readings = [Reading(used, reset, wait, bool(refused)) for used, reset, wait, refused, _ in reply[1:]]
         return Verdict(reply[0] == 1, readings)
 
     async def _without(
-        self, group: str, id: str, meters: Sequence[Meter], amounts: Amounts, lease: float
+        self, group: str, id: str, meters: Sequence[Meter], amounts: Amounts, surely: bool
     ) -> Verdict:
         if self._on_failure == "closed":
             # It may have been counted all the same.
-            self._enqueue(group, id, (1, 0, 0))
+            self._enqueue("settle", group, id, (1, 0, 0))
             raise StoreDown
         if self._on_failure == "open":
             return Verdict(True, [])
-        verdict = await self._local.reserve(group, id, meters, amounts, float("inf"))
+        verdict = await self._local.reserve(group, id, meters, amounts, float("inf"), surely=surely)
         if verdict.granted:
             self._elsewhere.add(id)
         return verdict
+
+    async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
+        try:
+            await self._call("begin", group, used)
+        except RedisDown:
+            if self._on_failure == "closed":
+                raise StoreDown from None
+            await self._local.begin(group, used)
 
     def settle(self, group: str, id: str, amounts: Amounts) -> None:
         if id in self._elsewhere:
             self._elsewhere.discard(id)
             self._local.settle(group, id, amounts)
         # Also of those that are counted here: Redis may have counted them and then not said so in time.
-        self._enqueue(group, id, amounts)
+        self._enqueue("settle", group, id, amounts)
 
-    def _enqueue(self, group: str, id: str, amounts: Amounts) -> None:
+    def lapse(self, group: str, id: str, amounts: Amounts) -> None:
+        self._enqueue("lapse", group, id, amounts)
+
+    def _enqueue(self, op: str, group: str, id: str, amounts: Amounts) -> None:
         if self._num_unsettled >= _MOST_UNSETTLED:
             return
-        self._unsettled.setdefault(group, []).append((id, amounts))
+        self._unsettled.setdefault((op, group), []).append((id, amounts))
         self._num_unsettled += 1
         if self._settling is None or self._settling.done():
             self._settling = asyncio.ensure_future(self._settle())
@@ -104,13 +124,13 @@ class RedisStore:
     async def _settle_all(self) -> None:
         """Raises `RedisDown`, with what was not settled kept."""
         while self._unsettled:
-            group, items = next(iter(self._unsettled.items()))
+            (op, group), items = next(iter(self._unsettled.items()))
             part = items[:_AT_ONCE]
-            await self._call("settle", group, part)
+            await self._call(op, group, part)
             del items[: len(part)]
             self._num_unsettled -= len(part)
             if not items:
-                del self._unsettled[group]
+                del self._unsettled[op, group]
 
     async def renew(self, group: str, used: Sequence[tuple[str, Amounts]], lease: float) -> None:
         try:

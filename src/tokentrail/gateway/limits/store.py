@@ -65,6 +65,8 @@ class Verdict(msgspec.Struct, gc=False):
     granted: bool
     readings: list[Reading]
     """Of each meter."""
+    unknown: bool = False
+    """Nothing was reserved: of a period nobody has told what was used of it before."""
 
 
 class Store(Protocol):
@@ -78,13 +80,33 @@ class Store(Protocol):
     """
 
     async def reserve(
-        self, group: str, id: str, meters: Sequence[Meter], amounts: Amounts, lease: float
+        self,
+        group: str,
+        id: str,
+        meters: Sequence[Meter],
+        amounts: Amounts,
+        lease: float,
+        *,
+        surely: bool = False,
     ) -> Verdict:
-        """Count the amounts on all meters, if each has room; otherwise on none. Raises `StoreDown`."""
+        """Count the amounts on all meters, if each has room; otherwise on none. Raises `StoreDown`.
+
+        `surely`: a period that nothing is counted of is not taken for unused, but for `unknown` until `begin`.
+        """
+        ...
+
+    async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
+        """Periods (name, what was used of it before, when it ends), unless they have begun. Raises `StoreDown`."""
         ...
 
     def settle(self, group: str, id: str, amounts: Amounts) -> None:
         """The request has ended, with these amounts. Done soon."""
+        ...
+
+    def lapse(self, group: str, id: str, amounts: Amounts) -> None:
+        """The request's gateway has died, and it was billed for these amounts: as if its lease had run out with
+        them. Done soon; again changes nothing.
+        """
         ...
 
     async def renew(self, group: str, used: Sequence[tuple[str, Amounts]], lease: float) -> None:

@@ -19,7 +19,14 @@ _WORDS = {
     "money_per_month": "of costs a month",
 }
 _OWNERS = {"key": "this key", "tenant": "this key's tenant"}
-_HEADERS = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
+_HEADERS = {
+    "requests_per_minute": "requests",
+    "tokens_per_minute": "tokens",
+    "tokens_per_day": "tokens-per-day",
+    "tokens_per_month": "tokens-per-month",
+    "money_per_day": "money-per-day",
+    "money_per_month": "money-per-month",
+}
 _SOON_MS = 1000
 """When to ask again where nobody can know."""
 
@@ -40,19 +47,19 @@ class NeverPossible(InvalidRequest):
 
 def headers_of(bounds: Sequence[Bound], readings: Sequence[Reading]) -> dict[str, str]:
     """`x-ratelimit-*`: of the key's and the tenant's limits, the one that has the least left."""
-    tightest: dict[str, tuple[int, int, int]] = {}
+    tightest: dict[str, tuple[int, int, int, Unit]] = {}
     for bound, reading in zip(bounds, readings, strict=False):
         kind = _HEADERS.get(bound.name)
         if kind is None:
             continue
         limit = bound.meter.limit
-        found = (max(0, limit - reading.used), limit, reading.reset_ms)
+        found = (max(0, limit - reading.used), limit, reading.reset_ms, bound.meter.unit)
         if kind not in tightest or found < tightest[kind]:
             tightest[kind] = found
     headers = {}
-    for kind, (left, limit, reset) in tightest.items():
-        headers[f"x-ratelimit-limit-{kind}"] = str(limit)
-        headers[f"x-ratelimit-remaining-{kind}"] = str(left)
+    for kind, (left, limit, reset, unit) in tightest.items():
+        headers[f"x-ratelimit-limit-{kind}"] = _amount(limit, unit)
+        headers[f"x-ratelimit-remaining-{kind}"] = _amount(left, unit)
         headers[f"x-ratelimit-reset-{kind}"] = duration(reset)
     return headers
 
