@@ -58,16 +58,20 @@ class Tokentrail:
         engine = LocalEngine(config)
         try:
             vocabulary = engine.info.vocab_size
-            for _ in engine.generate(_requests("warm", batch, warm_prompt, min(generate, 8), vocabulary)):
+            for _ in engine.generate(
+                fixed_requests("warm", batch, warm_prompt, min(generate, 8), vocabulary)
+            ):
                 pass
-            requests = _requests("run", batch, prompt, generate, vocabulary)
+            requests = fixed_requests("run", batch, prompt, generate, vocabulary)
             start = time.perf_counter()
             return [time.perf_counter() - start for _ in engine.generate(requests)]
         finally:
             engine.close()
 
 
-def _requests(name: str, count: int, prompt: int, generate: int, vocabulary: int) -> list[GenerateRequest]:
+def fixed_requests(
+    name: str, count: int, prompt: int, generate: int, vocabulary: int
+) -> list[GenerateRequest]:
     rng = random.Random(name)
     fixed: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "seed": 0}
     return [

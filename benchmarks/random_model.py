@@ -106,7 +106,7 @@ def write(path: Path, format: str, *, layers: int = LAYERS, vocabulary: int = VO
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(ROPE_BASE)
     writer.add_vocab_size(vocabulary)
-    _add_tokenizer(writer, source, vocabulary)
+    add_tokenizer(writer, source, vocabulary)
     writer.add_tensor("rope_freqs.weight", rope_factors())
     for name in _norms(layers):
         writer.add_tensor(name, np.ones(HIDDEN, np.float32))
@@ -133,7 +133,7 @@ def _norms(layers: int) -> list[str]:
     return [*of_layers, "output_norm.weight"]
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, source: Any, vocabulary: int) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, source: Any, vocabulary: int) -> None:
     unused = vocabulary - len(source.tokens)
     writer.add_tokenizer_model(source.kind)
     writer.add_tokenizer_pre(source.pre)
