@@ -39,7 +39,9 @@ T = TypeVar("T")
 _LATER = (429, 503, CLIENT_GONE)
 """Statuses that say nothing about the request: the queue is full, the engine is being restarted."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
-"""Seconds before such a request is tried again."""
+"""Seconds before such a request is tried again …"""
+_LONGEST_TOLD = 60.0
+"""… and at most so many where the refusal says when: a limit may be lifted before."""
 _EXPIRED = LineError(
     "batch_expired", "This request could not be executed before the completion window expired."
 )
@@ -71,6 +73,10 @@ class BatchRunner:
         self._longest_line = longest_line
         self._thread = ThreadPoolExecutor(1, "files")
         self._slots = asyncio.Semaphore(concurrency)
+        self._most_begun = concurrency
+        """Lines of one batch that are asked or wait to be asked again. Those that wait have no slot: a tenant that is
+        over its limits does not hold up others' batches.
+        """
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Event] = {}
         """Of batches that are worked at: set when they are cancelled."""
@@ -212,28 +218,19 @@ class BatchRunner:
                 following = await loop.run_in_executor(None, next, lines, None)
                 if following is None:
                     break
-                slot = asyncio.ensure_future(self._slots.acquire())
-                try:
+                if len(working) >= self._most_begun:
                     await asyncio.wait(
-                        {slot, stopped},
+                        {*working, stopped},
                         timeout=max(0.0, deadline - loop.time()),
                         return_when=asyncio.FIRST_COMPLETED,
                     )
-                finally:
-                    got = slot.done() and not slot.cancelled()
-                    if not got:
-                        slot.cancel()
-                if not got or stop.is_set() or loop.time() >= deadline:
-                    if got:
-                        self._slots.release()
-                    return False
-                number, line = following
-                task = asyncio.create_task(self._run_line(owner, batch, number, line))
-                task.add_done_callback(lambda _: self._slots.release())
-                working.add(task)
                 for done in [one for one in working if one.done()]:
                     working.discard(done)
                     done.result()
+                if stop.is_set() or loop.time() >= deadline:
+                    return False
+                number, line = following
+                working.add(asyncio.create_task(self._run_line(owner, batch, number, line)))
             if working:
                 whole = asyncio.ensure_future(asyncio.wait(working))
                 await asyncio.wait(
@@ -272,10 +269,12 @@ class BatchRunner:
             identity = self._keys.identity_of(owner.tenant, owner.key)
             if identity is None:
                 raise _KeyGone
-            reply = await ask(self._app, line.url, bytes(line.body), identity=identity, request_id=id)
+            async with self._slots:
+                reply = await ask(self._app, line.url, bytes(line.body), identity=identity, request_id=id)
             if reply.status not in _LATER:
                 break
-            await asyncio.sleep(pause)
+            told = reply.headers.get(b"retry-after", b"")
+            await asyncio.sleep(min(float(told), _LONGEST_TOLD) if told.isdigit() else pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         request_id = reply.headers.get(b"x-request-id", id.encode()).decode()
         json = reply.headers.get(b"content-type", b"").startswith(b"application/json")
