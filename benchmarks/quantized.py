@@ -8,9 +8,10 @@ with `--quantization`; AWQ and GPTQ with 4 bits in groups of 128, whose embeddin
 16 bits (F16 and BF16, as such folders have it), as they are and with `--quantization int8`; and a GGUF file in Q4_0
 whose embedding is Q8_0, as `llama-quantize` makes it of such widths.
 
-Speed: all engines stand side by side and answer in turn, one short answer at a time; medians, beside Q4_0 of
-the ratios within a turn. Memory: what the process took when all of its KV cache was written (growth of its PSS), each in
-a process of its own, beside what `inspect` and `serve` plan with. Takes two minutes on an idle machine; `--models` keeps what is written (2.2 GB).
+Speed: all engines stand side by side and answer in turn, one short answer at a time; medians, beside Q4_0 of the ratios
+within a turn. Memory: what the process took when all of its KV cache was written (growth of its PSS), each in a process
+of its own, beside what `inspect` and `serve` plan with. Takes two minutes on an idle machine; `--models` keeps what is
+written (2.2 GB).
 """
 
 from __future__ import annotations
