@@ -146,6 +146,11 @@ def test_patterns_know_how_long_they_can_be() -> None:
         ("4012-8888 8888-1881", "bank_card"),
         ("key sk-proj-abcdefghijklmnopqrstuvwxyz012345", "key"),
         ("AKIAIOSFODNN7EXAMPLE", "key"),
+        ("电话是13800138000吗", "phone"),
+        ("一三八 〇〇一三 八〇〇〇", "phone"),
+        ("010-62345678", "phone"),
+        ("415-555-2671", "phone"),
+        ("john (at) example dot com", "email"),
     ],
 )  # fmt: skip
 def test_personal_data_is_found(text: str, kind: str) -> None:
@@ -156,7 +161,9 @@ def test_personal_data_is_found(text: str, kind: str) -> None:
     "text",
     ["4111 1111 1111 1112", "110105194912310021", "12800138000", "v1.2.3.4", "2026-12-01 10:00:00", "a@b",
     "3.14159265358979",
-     "1380013800", "138001380001", "x13800138000", "@everyone", "sk-short", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"],
+     "1380013800", "138001380001", "+1+2+3+4+5+6+7+8+9", "x @ y.T", "look at example.com",
+     "1 3 8 0 0 1 3 8 0 0 0 1", "4111, 1111, 1111, 1111, 5", "2026120212345676", "+3.14159265",
+     "x13800138000", "@everyone", "sk-short", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"],
 )  # fmt: skip
 def test_numbers_and_words_that_are_nobodys_are_left_alone(text: str) -> None:
     assert find(Personal(), text) == []
@@ -192,6 +199,8 @@ pieces = st.sampled_from(
     "s", "S", "$", "1", "co",
      "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com",
      "sk-" + "a1" * 12, "x" * 30,
+     " at ", "dot", " dot ", "[at]", "john", "com", "一三八", "一", "0", "7", ",", "🔥", "X", "+",
+     "(415) ", "555-", "2671",
      "4111 1111 ", "1111 1111", "hello world", "今天天气很好", "\n", "👨‍👩‍👧", "é", "e\u0301"]
 )  # fmt: skip
 
