@@ -87,7 +87,9 @@ def test_documented_flags_exist() -> None:
     for path in DOCUMENTS:
         for block in code_blocks(path.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
-                for command, rest in re.findall(r"\btokentrail ((?:bench |keys )?[a-z]+)\b([^|&;]*)", line):
+                for command, rest in re.findall(
+                    r"\btokentrail ((?:bench |keys |tenants )?[a-z]+)\b([^|&;]*)", line
+                ):
                     for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
                         assert flag in flags[command], f"{path.name}: {line}"
 

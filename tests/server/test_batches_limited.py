@@ -52,7 +52,7 @@ def ended(client: openai.OpenAI, id: str) -> Any:
         "expired",
         "cancelled",
     ):
-        pass
+        time.sleep(0.02)
     return batch
 
 

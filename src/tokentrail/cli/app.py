@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve, usage
+from tokentrail.cli import bench, chat, config, eval, generate, inspect, keys, serve, tenants, usage
 from tokentrail.cli.help import CONTEXT
 from tokentrail.cli.hiding import hide_keys
 from tokentrail.cli.options import note
@@ -39,6 +39,7 @@ eval.register(app)
 bench.register(app)
 config.register(app)
 keys.register(app)
+tenants.register(app)
 usage.register(app)
 
 

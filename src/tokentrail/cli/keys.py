@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
@@ -21,10 +21,12 @@ from tokentrail.protocol.errors import TokentrailError
 
 if TYPE_CHECKING:
     from tokentrail.gateway.config import Deployment
-    from tokentrail.gateway.config.keys import KeyScope
+    from tokentrail.gateway.config.base import Settings
     from tokentrail.gateway.database import Database
-    from tokentrail.gateway.keys import KeyRecord
+    from tokentrail.gateway.keys import KeyRecord, TenantRecord
     from tokentrail.gateway.keys.store import KeyStore, Made
+
+S = TypeVar("S", bound="Settings")
 
 commands = typer.Typer(
     help="Make, list, rotate and revoke the API keys of a deployment.",
@@ -86,19 +88,20 @@ def create(
     json: Json = False,
 ) -> None:
     """Make a key. It is printed, this once; nobody can get at it again."""
-    from tokentrail.gateway.config.keys import DEFAULT_TENANT
+    from tokentrail.gateway.config.keys import DEFAULT_TENANT, KeyScope
 
     until = None if expires is None else read_flag("--expires", expires, moment)
     if len(name) > 128:
         raise typer.BadParameter("it has more than 128 characters", param_hint="--name")
-    scope = _scope_of(
+    scope = checked(
+        KeyScope,
         {
             "tenant": tenant,
             "admin": admin,
             "models": _words(models),
             "endpoints": _words(endpoints),
-            "limits": dict(read_flag("--limit", one, _limit) for one in limit or ()),
-        }
+            "limits": dict(read_flag("--limit", one, limit_of) for one in limit or ()),
+        },
     )
     with opened(config) as known, known.database.write() as connection:
         from tokentrail.gateway.keys.store import NotFound
@@ -196,6 +199,12 @@ class Opened:
     database: Database
     store: KeyStore
 
+    @property
+    def file_tenants(self) -> list[TenantRecord]:
+        from tokentrail.gateway.keys.ring import tenant_of
+
+        return [tenant_of(one) for one in self.deployment.tenants]
+
     def find(self, id: str) -> KeyRecord:
         return self._in_file(id) or self._stored(id)
 
@@ -246,7 +255,7 @@ def _told(made: Made, json: bool) -> None:
     if json:
         from tokentrail.gateway.keys.views import view_new_key
 
-        _print_struct(view_new_key(made.record, made.text))
+        print_struct(view_new_key(made.record, made.text))
         return
     record = made.record
     old = record.old_until
@@ -261,12 +270,12 @@ def _print(what: KeyRecord | list[KeyRecord]) -> None:
     from tokentrail.gateway.keys.views import view_key
 
     if isinstance(what, list):
-        _print_struct({"object": "list", "data": [view_key(record) for record in what]})
+        print_struct({"object": "list", "data": [view_key(record) for record in what]})
     else:
-        _print_struct(view_key(what))
+        print_struct(view_key(what))
 
 
-def _print_struct(value: Any) -> None:
+def print_struct(value: Any) -> None:
     import msgspec
 
     print_json(msgspec.to_builtins(value))
@@ -365,13 +374,12 @@ def moment(text: str) -> float:
     return when
 
 
-def _scope_of(given: dict[str, Any]) -> KeyScope:
+def checked(form: type[S], given: dict[str, Any]) -> S:
+    """What flags say, held to what the deployment file may say."""
     from pydantic import ValidationError
 
-    from tokentrail.gateway.config.keys import KeyScope
-
     try:
-        return KeyScope.model_validate(given)
+        return form.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         field, *inner = first["loc"]
@@ -385,7 +393,7 @@ def _scope_of(given: dict[str, Any]) -> KeyScope:
         raise typer.BadParameter(f"{first['input']!r}: {said}", param_hint=f"--{field}") from None
 
 
-def _limit(text: str) -> tuple[str, Any]:
+def limit_of(text: str) -> tuple[str, Any]:
     name, sign, value = (part.strip() for part in text.partition("="))
     if not (name and sign and value):
         raise ValueError(f"{text!r} is not a limit; write NAME=NUMBER, such as requests_per_minute=60")

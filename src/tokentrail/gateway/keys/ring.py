@@ -53,7 +53,7 @@ class KeyRing:
         """Take over the deployment file's keys and tenants. The pepper stays."""
         with self._weaving:
             self._file_keys = listed_keys(settings)
-            self._file_tenants = {one.name: _tenant_of(one) for one in tenants}
+            self._file_tenants = {one.name: tenant_of(one) for one in tenants}
             self._weave()
 
     def replace(self, keys: Iterable[KeyRecord], tenants: Iterable[TenantRecord]) -> None:
@@ -178,7 +178,7 @@ def listed_keys(settings: KeysSettings) -> tuple[KeyRecord, ...]:
     return tuple(records)
 
 
-def _tenant_of(settings: TenantSettings) -> TenantRecord:
+def tenant_of(settings: TenantSettings) -> TenantRecord:
     limits = {} if settings.limits is None else settings.limits.model_dump(exclude_unset=True)
     return TenantRecord(
         name=settings.name,
