@@ -25,6 +25,7 @@ from tokentrail.checkpoints.model import (
 from tokentrail.checkpoints.opening import demo_model_path, model_name, open_checkpoint
 from tokentrail.checkpoints.quantize import QUANTIZATIONS, QuantizationLoss, quantize_checkpoint
 from tokentrail.checkpoints.sentencepiece import SentencePieceModel, read_sentencepiece
+from tokentrail.checkpoints.tekken import read_tekken
 from tokentrail.checkpoints.tiktoken import read_ranks
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "read_lora",
     "read_ranks",
     "read_sentencepiece",
+    "read_tekken",
 ]

@@ -17,6 +17,7 @@ from tokentrail.checkpoints.errors import DOWNLOAD_AGAIN, file_error
 from tokentrail.checkpoints.json_file import MAX_TOKENIZER_BYTES, read_json, read_shape, read_text
 from tokentrail.checkpoints.model import AddedToken, LazyTokens, TokenizerSource
 from tokentrail.checkpoints.sentencepiece import read_sentencepiece
+from tokentrail.checkpoints.tekken import TEKKEN, read_tekken, tekken_roles, tekken_template
 from tokentrail.checkpoints.tiktoken import looks_like_tiktoken, read_ranks, special_tokens_of
 
 TOKENIZER_JSON, SENTENCEPIECE, BPE_FILES, TIKTOKEN = (
@@ -83,6 +84,8 @@ def read_folder_tokenizer(
     """
     kind, files = _find(folder)
     settings = _settings(folder)
+    if kind == TEKKEN:
+        settings = {**tekken_roles(folder / TEKKEN), **settings}
     added = _added_tokens(folder, kind, files, settings)
     tokens = LazyTokens(partial(_read_tokens, kind, files, added, vocab_size))
     roles = {name: text for name, value in settings.items() if (text := _role(name, value)) is not None}
@@ -137,6 +140,12 @@ def read_chat_templates(folder: Path) -> dict[str, str]:
         files["default"] = folder / "chat_template.jinja"
     if files:
         found = {name: read_text(file) for name, file in files.items()}
+    if (
+        not found
+        and (folder / TEKKEN).is_file()
+        and (template := tekken_template(folder / TEKKEN)) is not None
+    ):
+        found = {"default": template}
     return found
 
 
@@ -175,6 +184,8 @@ def _find(folder: Path) -> tuple[str, dict[str, Path]]:
         return BPE_FILES, files
     if files := existing(*_TIKTOKEN_FILES):
         return TIKTOKEN, dict(list(files.items())[:1])
+    if files := existing(TEKKEN):
+        return TEKKEN, files
     return NO_TOKENIZER, {}
 
 
@@ -236,6 +247,8 @@ def _pre_tokenizer(kind: str, tokenizer_class: str, model_type: str) -> str:
     """Name of the rule by which words are cut, which only tokenizer.json says itself."""
     if kind == BPE_FILES:
         return "qwen2" if tokenizer_class.startswith("Qwen") or model_type.startswith("qwen") else "gpt-2"
+    if kind == TEKKEN:
+        return "tekken"
     if kind == TIKTOKEN:
         return "qwen2" if model_type.startswith("qwen") or tokenizer_class.startswith("Q") else "llama-bpe"
     return ""
@@ -282,6 +295,8 @@ def _read_tokens(kind: str, files: Mapping[str, Path], added: list[AddedToken], 
         entries = [(text, id) for id, text in enumerate(read_sentencepiece(path).pieces)]
     elif kind == BPE_FILES:
         entries = list(read_shape(path, dict[str, int]).items())
+    elif kind == TEKKEN:
+        entries = [(text, id) for id, text in enumerate(read_tekken(path).texts)]
     else:
         entries = [(token.decode("latin-1"), id) for token, id in read_ranks(path).items()]
     tokens = [""] * size

@@ -209,7 +209,8 @@ class TokenizerSource:
 
     kind: str
     """`gpt2` (byte-level BPE), `llama` (SentencePiece-style BPE with byte fallback) …, as GGUF names them; or of
-    which file in a Hugging Face folder it is made: `tokenizer.json`, `tokenizer.model`, `vocab.json`, `tiktoken`."""
+    which file in a Hugging Face folder it is made: `tokenizer.json`, `tokenizer.model`, `vocab.json`, `tiktoken`,
+    `tekken.json`."""
     pre: str = ""
     """GGUF pre-tokenizer name: smollm, llama-bpe, qwen2 …"""
     tokens: Sequence[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ FOLDER_FILES = (
     r"quantize_config\.json",
     r"quant_config\.json",
     r"model\.safetensors\.index\.json",
-    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json",
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken)\.json",
     r"(tokenizer|tiktoken)\.model",
     r"vocab\.txt|merges\.txt|spiece\.model|.+\.tiktoken",
     r"chat_template\.(json|jinja)",

@@ -7,11 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokentrail.checkpoints import TokenizerSource, read_bpe_files, read_ranks, read_sentencepiece
+from tokentrail.checkpoints import (
+    TokenizerSource,
+    read_bpe_files,
+    read_ranks,
+    read_sentencepiece,
+    read_tekken,
+)
 from tokentrail.checkpoints.sentencepiece import BPE
 from tokentrail.protocol import ModelFileError
 from tokentrail.text.byte_level import encode_byte_level
 from tokentrail.text.library_tokenizer import LibraryTokenizer
+from tokentrail.text.pretokenizers import PRE_TOKENIZERS
 from tokentrail.text.sentencepiece_bpe import SPACE
 from tokentrail.text.tokenizer import Tokenizer
 from tokentrail.text.vocabulary_tokenizer import (
@@ -38,7 +45,7 @@ def build_tokenizer(
     if source.kind == "none":
         raise ModelFileError(
             f"{origin}: there is no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json with merges.txt, "
-            "qwen.tiktoken. Download the model's tokenizer files into the folder, too."
+            "qwen.tiktoken, tekken.json. Download the model's tokenizer files into the folder, too."
         )
     if source.files:
         source = _as_lists(source, vocab_size, origin)
@@ -106,6 +113,17 @@ def _as_lists(source: TokenizerSource, vocab_size: int | None, origin: str) -> T
         for text, id in ids.items():
             lists.tokens[id], lists.types[id] = text, NORMAL
         source = replace(source, kind="gpt2", merges=merges, add_bos=bool(source.add_bos))
+    elif source.kind == "tekken.json":
+        tekken = read_tekken(path)
+        if tekken.pattern not in PRE_TOKENIZERS[source.pre].patterns:
+            raise ModelFileError(
+                f"{origin}: tekken.json cuts words by a pattern that is not known. Use a tokenizer.json of the model."
+            )
+        words = [encode_byte_level(token) for token in sorted(tekken.ranks, key=tekken.ranks.__getitem__)]
+        lists = _Lists([*tekken.special, *words], [CONTROL] * len(tekken.special) + [NORMAL] * len(words))
+        source = replace(
+            source, kind="gpt2", merges=_merges_of(tekken.ranks), add_bos=source.add_bos is not False
+        )
     else:
         ranks = read_ranks(path)
         lists = _Lists([encode_byte_level(token) for token in sorted(ranks, key=ranks.__getitem__)], [])
