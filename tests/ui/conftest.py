@@ -76,7 +76,8 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[RealServer]:
     """The demo model, which keeps texts in journeys."""
-    engine = {"max_model_len": 1024, "kv_cache_memory": 64 << 20}
+    # Short, as unlucky draws would fill a longer one.
+    engine = {"max_model_len": 256, "kv_cache_memory": 64 << 20}
     running = RealServer(engine=engine, log_level="warning", trail_text=True)
     yield running
     code, log = running.end()

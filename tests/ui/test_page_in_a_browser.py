@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -59,13 +58,14 @@ def done(visit: Visit) -> Any:
 WORDS = {"en-US": ("Journeys", "Live", "Learn", "Replay"), "zh-CN": ("旅程", "实况", "学习", "重放")}
 
 
+@pytest.mark.parametrize("by", ["click", "keys"])
 @pytest.mark.parametrize("locale", WORDS)
-def test_a_walk_through_the_views(demo: RealServer, visit: MakeVisit, locale: str) -> None:
-    """From a question over its journey to what it teaches: by click in English on a wide screen, by keys in Chinese on
-    a phone; and axe finds nothing serious in any of them.
+def test_a_walk_through_the_views(demo: RealServer, visit: MakeVisit, locale: str, by: str) -> None:
+    """From a question over its journey to what it teaches: by click on a wide screen, light, by keys on a phone, dark;
+    and axe finds nothing serious in any of them.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe judges the page")
-    phone = locale == "zh-CN"
+    phone = by == "keys"
     options = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"} if phone else {}
     tab = visit(demo.url, locale=locale, permissions=["clipboard-read", "clipboard-write"], **options)
     page = tab.page
@@ -127,6 +127,7 @@ def test_a_walk_through_the_views(demo: RealServer, visit: MakeVisit, locale: st
     page.locator(".stage-column").nth(5).wait_for()
     page.locator(".memory-sum").wait_for()
     page.locator(".chip").first.wait_for()
+    page.locator(".so-far .next").wait_for()
     before = page.locator(".so-far").inner_text()
     take = page.locator(".lesson .button.primary")
     take.focus()
@@ -273,16 +274,38 @@ def test_hostile_texts_stay_texts(make_server: MakeServer, text_parts: TextParts
         shown.get_by_role("link", name="Show the journey").click()
         tab.page.locator(".token").last.wait_for()
         assert tab.fits()
+        # As a title in the list of conversations, as a text to cut, and in an address that somebody sends.
+        tab.page.goto(f"{server.url}/#/learn")
+        tab.page.get_by_label("Text", exact=True).fill(HOSTILE)
+        tab.page.locator(".chip").nth(50).wait_for()
+        assert tab.fits()
+        for address in ("journey", "chat"):
+            tab.page.goto(f"{server.url}/#/{address}/%3Cimg%20src=x%20onerror=window.hacked=5%3E%E2%80%AE")
+            tab.page.locator(".notice.bad, .welcome").wait_for()
+            assert tab.page.locator("main img").count() == 0
+            assert tab.fits()
         assert tab.page.evaluate("window.hacked") is None
 
 
-def test_five_thousand_tokens_hold_nothing_up(
+COUNT_ADDED = """() => {
+  const nodes = (node) => 1 + (node.querySelectorAll?.("*").length ?? 0);
+  window.added = 0;
+  new MutationObserver((list) => {
+    for (const one of list) for (const node of one.addedNodes) window.added += nodes(node);
+  }).observe(document.querySelector(".log"), { childList: true, subtree: true });
+}"""
+COUNT_NODES = """() => {
+  const all = document.createTreeWalker(document.querySelector(".log"), NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT);
+  let count = 0;
+  while (all.nextNode()) count += 1;
+  return count;
+}"""
+
+
+def test_five_thousand_tokens_are_drawn_once(
     make_server: MakeServer, text_parts: TextParts, visit: MakeVisit
 ) -> None:
-    """No task of the page is longer than 100 ms, where `TOKENTRAIL_TIMED_TESTS` says that nobody else uses the machine;
-    a second, elsewhere: what is done anew for each token would take much longer.
-    """
-    most = 100 if os.environ.get("TOKENTRAIL_TIMED_TESTS") else 1000
+    """Each piece of the answer becomes elements once, not anew with every token: `benchmarks/page.py` has the times."""
     part = (
         "A sentence of **some** words, and `code`. " * 20
         + "\n\n- a list\n- of *things*\n\n```\n"
@@ -291,20 +314,18 @@ def test_five_thousand_tokens_hold_nothing_up(
     )
     tokens = text_parts.tokenizer.encode(part)
     text = part * (5000 // len(tokens) + 1)
-    longest = []
-    for _ in range(3):
-        server = make_server(engine=saying(text_parts, text, cut=2))
-        tab = visit(server.url)
-        tab.page.locator(".welcome").wait_for()
-        tab.page.evaluate("window.longest = 0")
-        tab.ask("Hi")
-        facts = done(tab).locator(".answer-facts").inner_text()
-        assert int(re.sub(r"\D", "", facts.split(" tokens")[0])) > 5000
-        assert answer(tab).locator("figure.code").count() > 5
-        longest.append(tab.page.evaluate("window.longest"))
-        if longest[-1] <= most:
-            return
-    raise AssertionError(f"tasks took up to {longest} ms")
+    server = make_server(engine=saying(text_parts, text, cut=2))
+    tab = visit(server.url)
+    tab.page.locator(".welcome").wait_for()
+    tab.page.evaluate(COUNT_ADDED)
+    tab.ask("Hi")
+    facts = done(tab).locator(".answer-facts").inner_text()
+    assert int(re.sub(r"\D", "", facts.split(" tokens")[0])) > 5000
+    assert answer(tab).locator("figure.code").count() > 5
+    there = tab.page.evaluate(COUNT_NODES)
+    added = tab.page.evaluate("window.added")
+    # A line that is being written may be drawn again; the whole, never: that would be some thousand times as many.
+    assert added < 60 * there, (added, there)
 
 
 def test_fifty_requests_live(make_server: MakeServer, text_parts: TextParts, visit: MakeVisit) -> None:

@@ -5,15 +5,18 @@ import { duration, number, percent, visible } from "../format.js";
 import { t } from "../i18n.js";
 import { company } from "./model.js";
 
-const PART = 400;
+const PART = 200;
 
-/** Made in parts, so that thousands do not hold up the page. @param {HTMLElement} parent @param {number} count @param {(index: number) => Node} make */
+/** Made in parts, so that thousands do not hold up the page. @param {HTMLElement} parent @param {number} count @param {(index: number) => Node | null} make */
 function inParts(parent, count, make) {
   let at = 0;
   const more = () => {
     const end = Math.min(count, at + PART);
     const part = document.createDocumentFragment();
-    for (; at < end; at += 1) part.append(make(at));
+    for (; at < end; at += 1) {
+      const made = make(at);
+      if (made) part.append(made);
+    }
     parent.append(part);
     if (at < count) requestAnimationFrame(more);
   };
@@ -45,18 +48,24 @@ export function answerTokens(sequence, steps, chosen) {
   const { tokens } = sequence;
   const list = h("div.answer-tokens.wrap", { role: "listbox", "aria-label": t("journey.answer-tokens"), tabindex: "0", dir: "auto", "aria-describedby": "token-keys" });
   let current = -1;
+  let shown = tokens.length;
   /** @type {HTMLElement[]} */
   const elements = [];
+  // A line is an element of its own, so that what is added to the next ones does not lay it out again.
+  const nextLine = () => h("div.token-line", { role: "none" });
+  let line = nextLine();
+  list.append(line);
   inParts(list, tokens.length, (index) => {
     const token = tokens[index];
     const p = Math.exp(token.logprob);
-    const shown = token.text ?? String(index + 1);
-    const element = h("span.token", { role: "option", id: `token-${index}`, "aria-selected": "false", "data-index": index, title: `${percent(p)}` }, token.text === undefined ? shown : printed(shown));
+    const text = token.text ?? String(index + 1);
+    const element = h("span.token", { role: "option", id: `token-${index}`, "aria-selected": "false", "data-index": index, title: `${percent(p)}` }, token.text === undefined ? text : printed(text));
     element.classList.toggle("bare", token.text === undefined);
     element.style.setProperty("--doubt-part", String(Math.round((1 - p) ** 1.4 * 62) / 100));
+    element.classList.toggle("unborn", index >= shown);
     elements[index] = element;
-    const breaks = (token.text ?? "").endsWith("\n");
-    return breaks ? fragment(element, document.createTextNode("\n")) : element;
+    line.append(element);
+    return (token.text ?? "").endsWith("\n") ? (line = nextLine()) : null;
   });
   const choose = (/** @type {number} */ index, scroll = false) => {
     if (index < 0 || index >= tokens.length || !elements[index]) return;
@@ -82,16 +91,11 @@ export function answerTokens(sequence, steps, chosen) {
     choose,
     /** Show only what had come by then. @param {number | null} count null: all */
     upTo(count) {
-      elements.forEach((element, index) => element.classList.toggle("unborn", count !== null && index >= count));
+      const now = count ?? tokens.length;
+      for (let index = Math.min(shown, now); index < Math.max(shown, now); index += 1) elements[index]?.classList.toggle("unborn", index >= now);
+      shown = now;
     },
   };
-}
-
-/** @param {...Node} nodes */
-function fragment(...nodes) {
-  const made = document.createDocumentFragment();
-  made.append(...nodes);
-  return made;
 }
 
 /** As it stands in the text; what nobody could see is made visible. @param {string} text */

@@ -88,6 +88,9 @@ class One extends Loader {
 
   async show() {
     const journey = await json(`/v1/journeys/${encodeURIComponent(this.id)}`, { signal: this.aborter.signal });
+    // Reading a long one takes a while; drawing it is a task of its own.
+    await new Promise((resolve) => setTimeout(resolve));
+    if (this.aborter.signal.aborted) return;
     this.#draw(journey);
     if (journey.status === "live") this.later();
   }
