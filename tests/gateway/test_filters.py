@@ -195,6 +195,7 @@ def rules(*actions: Action) -> list[Rule]:
 
 pieces = st.sampled_from(
     [*WORDS, "da", "mn", "|", "(", ")", "#", "!", "dd", "违违", "аѕѕ", "\0",
+     "<b>", "</b>", "<", "i>", ">", "<br>", "<x y=damn>", "&", "&#100;", "#x61;", "&shy;", ";",
       "d", "a", " ", "m", "n", "\u200b", "*", ".", "-", "，", "违", "禁", "词", "棍", "棒",
     "s", "S", "$", "1", "co",
      "ol", "oo", "xx", "ab", "abab", "13800138000", "138", "0013", "8000", "+86 ", "a@b.co", "@", "com",
@@ -239,6 +240,19 @@ def test_what_comes_out_is_clean(parts: list[str]) -> None:
     rule = Rule("words", LIST, Action.MASK, replacement="█")
     out, _ = filtered([rule], "".join(parts))
     assert find(LIST, out.replace("█", "。\n█。\n")) == []
+
+
+def test_html_is_read_as_a_page_shows_it() -> None:
+    words = WordList(["damn", "违禁词"])
+    assert found("so d<b>a</b>m&#110; it", words) == {"d<b>a</b>m&#110;"}
+    assert found("违<span class='x'>禁</span>&shy;词", words) == {"违<span class='x'>禁</span>&shy;词"}
+    assert found("<b title='damn'>x</b>", words) == {"damn"}
+    assert found("<li>dam</li><li>n</li> a<b and dam", words) == set()
+    stream = StreamFilter([Rule("words", words, Action.MASK)])
+    assert stream.push("if a <b") == "if a <b"
+    assert stream.push("> d<span") == "> "
+    assert stream.push(" class=x>a") == ""
+    assert stream.push("y") == "d<span class=x>ay"
 
 
 def test_only_what_may_become_something_is_held() -> None:

@@ -254,3 +254,41 @@ def test_a_journey_tells_which_rules_found_something_and_never_what(model: Says)
     assert 0 < after["busy_seconds"] <= after["seconds"]
     assert before["start_at"] + before["seconds"] <= after["start_at"]
     assert not any(word in text for word in ("dog", "13800138000", "damn", "fox"))
+
+
+def test_evasions_do_not_pass_the_server(
+    make_server: MakeServer, text_parts: TextParts, tmp_path: Path
+) -> None:
+    """A few of each kind of those that `tests/gateway/test_evasions.py` tries all of."""
+    listed = json.loads((Path(__file__).parents[1] / "gateway" / "evasions_by_hand.json").read_text("utf-8"))
+    rules: list[dict[str, Any]] = [
+        {"name": "words", "words": listed["words"]},
+        {"name": "own", "personal": ["phone"]},
+    ]
+    path = tmp_path / "evasions.yaml"
+    path.write_text(
+        json.dumps({"filters": [{**rule, "action": "mask", "replacement": "[]"} for rule in rules]})
+    )
+    model = Says(make_server, text_parts, str(path))
+    caught: dict[str, list[str]] = {}
+    for one in listed["evasions"]:
+        if not one.get("passes") and len(caught.setdefault(one["kind"], [])) < 2:
+            caught[one["kind"]].append(one["text"])
+    texts = [
+        text for kind in caught if not kind.endswith(("cards", "keys", "addresses")) for text in caught[kind]
+    ]
+    assert len(texts) > 20
+    for text in texts:
+        before, rest = text.split("⟦")
+        forbidden, after = rest.split("⟧")
+        model.says(before + forbidden + after)
+        messages: Any = [{"role": "user", "content": before + forbidden + after}]
+        whole = model.server.client().chat.completions.create(model=MODEL, messages=messages)
+        shown = whole.choices[0].message.content or ""
+        assert "[]" in shown, text
+        assert forbidden not in shown, text
+        assert streamed(model.server)[0] == shown
+        read = model.parts.tokenizer.decode(model.server.engine.requests[0].prompt)
+        model.server.engine.requests.clear()
+        assert "[]" in read, text
+        assert forbidden not in read, text

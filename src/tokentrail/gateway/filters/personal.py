@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import NamedTuple
 
+from tokentrail.gateway.filters.markup import SeeingThroughMarkup
 from tokentrail.gateway.filters.plain import NUMERALS, Plain
 from tokentrail.gateway.filters.skeleton import is_wide
-from tokentrail.gateway.filters.spans import Span, Window
+from tokentrail.gateway.filters.spans import Span, Watcher, Window
 
 _LONGEST_NUMBER = 44
 """Characters of a number with what separates its groups, and of what tells that it ends there."""
@@ -129,8 +130,8 @@ class Personal:
                 raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
         self._kinds = frozenset(kinds)
 
-    def watch(self) -> _PersonalWatcher:
-        return _PersonalWatcher(self._kinds)
+    def watch(self) -> Watcher:
+        return SeeingThroughMarkup(lambda: _PersonalWatcher(self._kinds))
 
 
 class _PersonalWatcher:

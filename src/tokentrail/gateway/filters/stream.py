@@ -64,12 +64,12 @@ class StreamFilter:
             for one in self.findings
         )
 
-    def push(self, text: str) -> str:
-        """Add to the text; returns what may be shown."""
+    def push(self, text: str, *, final: bool = False) -> str:
+        """Add to the text; returns what may be shown. `final`: nothing follows."""
         if self.blocked is not None or not text:
             return ""
         self._text += text
-        return self._look(final=False)
+        return self._look(final)
 
     def flush(self) -> str:
         """The text is over; returns what was held."""
@@ -144,4 +144,4 @@ class StreamFilter:
 def filtered(rules: Sequence[Rule], text: str) -> tuple[str, StreamFilter]:
     """A whole text after the rules, and what they found."""
     stream = StreamFilter(rules)
-    return stream.push(text) + stream.flush(), stream
+    return stream.push(text, final=True), stream

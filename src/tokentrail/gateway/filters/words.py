@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tokentrail.gateway.filters.markup import SeeingThroughMarkup
 from tokentrail.gateway.filters.skeleton import DIGITS, SIGNS, CodeTable, Folder, fold, is_wide, skeleton_of
-from tokentrail.gateway.filters.spans import Span, Window
+from tokentrail.gateway.filters.spans import Span, Watcher, Window
 from tokentrail.gateway.libraries import library
 
 _LONGEST_GAP = 8
@@ -155,8 +156,8 @@ class WordList:
     def __len__(self) -> int:
         return sum(map(len, self._skeletons.values()))
 
-    def watch(self) -> _WordWatcher:
-        return _WordWatcher(self)
+    def watch(self) -> Watcher:
+        return SeeingThroughMarkup(lambda: _WordWatcher(self))
 
     def spans(self, text: str, final: bool) -> list[Span]:
         candidates = self._candidates(text)
