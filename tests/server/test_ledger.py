@@ -133,6 +133,82 @@ def test_what_is_refused(ledgered: MakeLedgered) -> None:
     assert (blocked["state"], blocked["error"], blocked["prompt_tokens"]) == ("refused", "content_filter", 0)
 
 
+KEYED = """
+keys:
+  stored: false
+  listed:
+    - {name: app, tenant: acme, key: sk-app-0123456789abc, endpoints: [chat], models: [demo]}
+"""
+APP = {"authorization": "Bearer sk-app-0123456789abc"}
+
+
+def test_what_no_model_was_asked_is_written_down_of_those_who_are_let_in(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "deploy.yaml").write_text(f"ledger: {{}}\n{KEYED}")
+    one = Ledgered(make_server(deployment=str(tmp_path / "deploy.yaml")), tmp_path)
+    url, http = one.server.url, one.server.http
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    told = [
+        http.post(f"{url}/v1/chat/completions", content=b"{no json", headers=APP),
+        http.post(f"{url}/v1/chat/completions", json={**chat, "model": "the secret"}, headers=APP),
+        http.post(f"{url}/v1/chat/completions", json={**chat, "temperature": 9}, headers=APP),
+        http.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers=APP),
+        http.post(f"{url}/v1/messages", json={"model": MODEL}, headers={**APP, "x-request-id": "mine"}),
+        http.post(f"{url}/v1/embeddings", content=b"x" * 100, headers=APP),
+    ]
+    rows = one.ended(len(told))
+    assert (
+        [row["status"] for row in rows]
+        == [reply.status_code for reply in told]
+        == [400, 404, 400, 403, 400, 403]
+    )
+    ids = [row["request_id"] or row["answer_id"] for row in rows]
+    assert ids == [reply.headers["x-request-id"] for reply in told]
+    assert rows[4]["request_id"] == "mine"
+    assert [row["error"] for row in rows[:4]] == [
+        "invalid_request_error",
+        "model_not_found",
+        "invalid_request_error",
+        "missing_scope",
+    ]
+    for row in rows:
+        assert (row["state"], row["tenant"], row["key"]) == ("refused", "acme", "app")
+        assert row["prompt_tokens"] == row["output_tokens"] == row["cost"] == 0
+        assert row["duration"] is not None
+    # A name that nobody has may be anything.
+    assert not any("secret" in str(value) for row in rows for value in tuple(row))
+    assert [row["endpoint"] for row in rows] == [reply.request.url.path for reply in told]
+    # Strangers, and what asks no model, have none.
+    for path, headers in (("/v1/chat/completions", {}), ("/v1/chat/completions", {"authorization": "Bearer no"}),
+                          ("/v1/no/such/path", APP), ("/tokenize", APP), ("/v1/files", APP)):  # fmt: skip
+        assert http.post(url + path, content=b"{}", headers=headers).status_code >= 400
+    assert http.get(f"{url}/v1/responses/none", headers=APP).status_code >= 400
+    assert (
+        http.post(f"{url}/v1/chat/completions", json={**chat, "max_tokens": 3}, headers=APP).status_code
+        == 200
+    )
+    assert len(one.rows()) == len(told) + 1
+
+
+def test_a_flood_of_refusals_does_not_fill_the_disk(make_server: MakeServer, tmp_path: Path) -> None:
+    (tmp_path / "deploy.yaml").write_text(f"ledger: {{refused_rows_per_day: 5}}\n{KEYED}")
+    one = Ledgered(make_server(deployment=str(tmp_path / "deploy.yaml")), tmp_path)
+    for number in range(40):
+        body = {"model": f"nobody-{number}", "messages": []}
+        assert one.server.post("/v1/chat/completions", body, **APP).status_code in (400, 404)
+    for _ in range(1000):
+        (line,) = one.server.get("/v1/usage", headers={"authorization": APP["authorization"]}).json()[
+            "data"
+        ] or [{}]
+        if line.get("requests") == 40:
+            break
+        time.sleep(0.01)
+    assert (line["requests"], line["refused"], len(one.rows())) == (40, 40, 5)
+    with contextlib.closing(sqlite3.connect(tmp_path / "tokentrail.db")) as connection:
+        assert connection.execute("SELECT count(*), sum(requests) FROM usage_days").fetchone() == (1, 35)
+
+
 def test_embeddings(ledgered: MakeLedgered) -> None:
     one = ledgered()
     usage = one.server.post("/v1/embeddings", {"model": MODEL, "input": ["one two", "three"]}).json()["usage"]

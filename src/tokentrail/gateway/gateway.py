@@ -202,7 +202,7 @@ class Gateway:
         """Who is told of each request. `address`: host and port of this server. Raises a `TokentrailError`
         where what the file names cannot be written to.
         """
-        settings = self.settings
+        settings, ledger = self.settings, self.ledger
         labels = settings.metrics
         metrics.traffic = Traffic(tenants=labels.tenants, targets=labels.targets, series=labels.series)
         log = exporter = sampler = None
@@ -223,6 +223,7 @@ class Gateway:
             sampler=sampler,
             address=address,
             content=settings.log_content,
+            turned_away=None if ledger is None else lambda one: ledger.turned_away(*one),
         )
 
     def _open_log(self, path: str) -> AccessLog:

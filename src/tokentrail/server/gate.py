@@ -30,7 +30,7 @@ from tokentrail.server.errors import (
 )
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.keys import DETAILED_PATHS, OPEN_PATHS, Keys, NoKey
-from tokentrail.server.scopes import check_endpoint
+from tokentrail.server.scopes import asks_model, check_endpoint
 
 if TYPE_CHECKING:
     from tokentrail.gateway.observing import Observer
@@ -142,11 +142,13 @@ class Gate:
         if observer is not None:
             observed = state["handling"] = observer.begin(state["received"], traceparent)
         status = 0
+        told_id = b""
 
         async def counted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, told_id
             if message["type"] == "http.response.start":
                 status = message["status"]
+                told_id = next((v for name, v in message.get("headers", ()) if name == b"x-request-id"), b"")
                 if "told" in state:
                     told = [(name.encode(), value.encode()) for name, value in state["told"].items()]
                     message = {**message, "headers": [*message.get("headers", ()), *told]}
@@ -174,6 +176,7 @@ class Gate:
             state["problem"] = error
             await error_response(error, shape, state["request_id"])(scope, receive, counted)
         except Exception as error:
+            state["failure"] = error
             log_internal(error, f"{_method(scope)} {_route(scope)}")
             if not status:
                 await error_response(error, shape, state["request_id"])(scope, receive, counted)
@@ -190,9 +193,10 @@ class Gate:
                     method=_method(scope),
                     route=_route(scope),
                     status=status,
-                    request_id=state["request_id"],
+                    request_id=told_id.decode() or state["request_id"],
                     identity=state.get("identity", Identity()),
                     problem=problem or state.get("failure"),
+                    question=scope["path"] if "identity" in state and asks_model(scope) else None,
                 )
             if not inside:
                 self.metrics.http_response(_method(scope), _route(scope), status or CLIENT_GONE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from starlette.types import Scope
+
 from tokentrail.answer import Identity
 from tokentrail.protocol import PermissionDenied
 
@@ -63,6 +65,15 @@ def endpoint_of(method: str, path: str) -> str:
             return ""
         at = path.rfind("/", 0, at)
     return OTHER
+
+
+_ASKING = frozenset({"chat", "completions", "responses", "embeddings"})
+
+
+def asks_model(scope: Scope) -> bool:
+    """Whether what is sent there is a question to a model."""
+    path = scope["path"]
+    return scope["method"] == "POST" and (path == "/" or _PATHS.get(path) in _ASKING)
 
 
 def check_endpoint(identity: Identity, method: str, path: str) -> None:

@@ -28,6 +28,12 @@ class LedgerSettings(Settings):
         description="Refused requests that get a row of their own; others of the same second are counted by day, "
         "tenant, key and model.",
     )
+    refused_rows_per_day: int = Field(
+        100_000,
+        ge=0,
+        le=100_000_000,
+        description="Of those, so many a day (UTC) of one server; then all are counted.",
+    )
     on_failure: Literal["refuse", "spool"] = Field(
         "refuse",
         description="While the database fails: refuse: new requests get 503; spool: rows are kept in a file, "

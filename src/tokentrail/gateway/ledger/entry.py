@@ -99,6 +99,14 @@ class Entry:
         self.state, self.status, self.error = state, status, error and word(error, 64)
         self.duration = max(0.0, time.time() - self.received)
 
+    def sums(self) -> tuple[str, str, str, str, str, str, str]:
+        """Under what its day counts it, the day apart: see `store.DayKey`."""
+        _, _, _, tenant, key = self._fixed
+        handling = self._handling
+        return (
+            tenant, key, word(handling.route), word(handling.target), self._model, self.state, self._prices.currency,
+        )  # fmt: skip
+
     def row(self) -> Row:
         """As it is now."""
         handling, billed = self._handling, self.billed

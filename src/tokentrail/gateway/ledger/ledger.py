@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tokentrail.answer import AnswerRequest, EmbeddingRequest, Usage
+from tokentrail.answer import AnswerRequest, EmbeddingRequest, Handling, Identity, Usage
 from tokentrail.gateway.config import LedgerSettings
 from tokentrail.gateway.database import Database
 from tokentrail.gateway.ledger import reports, retention, store
-from tokentrail.gateway.ledger.entry import FAILED, INSTANCE_SHIFT, REFUSED, Entry, Row, word
+from tokentrail.gateway.ledger.entry import FAILED, INSTANCE_SHIFT, REFUSED, Entry, Row
 from tokentrail.gateway.ledger.prices import PriceList
 from tokentrail.gateway.ledger.spool import Spool, read
 from tokentrail.gateway.ledger.writer import SOON, Writer, replay
@@ -55,6 +55,7 @@ class Ledger:
         self._entries: dict[int, Entry] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._second, self._refused = 0, 0
+        self._today, self._refused_today = 0, 0
         self._swept = time.monotonic()
         self._suspected: float | None = None
         self._died: list[store.Died] = []
@@ -167,24 +168,35 @@ class Ledger:
     def refused(self, request: AnswerRequest | EmbeddingRequest, error: TokentrailError) -> None:
         """It was not admitted."""
         request.handling.billed = Usage()
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._refused = second, 0
+        self._refuse(self._entry(request), error.status, error.code or error.type)
+
+    def turned_away(
+        self, identity: Identity, endpoint: str, request_id: str, received: float, status: int, error: str
+    ) -> None:
+        """Somebody who is let in asked something with which no model could be asked: what is no JSON, say, or a model
+        that is not there, whose name may be anything and is not kept.
+        """
+        entry = Entry(
+            next(self._ids), answer_id="", request_id=request_id, model="", endpoint=endpoint, streamed=False,
+            received=received, identity=identity, handling=Handling(), prices=self.prices,
+        )  # fmt: skip
+        self._refuse(entry, status, error)
+
+    def _refuse(self, entry: Entry, status: int, error: str) -> None:
+        """As a row, as long as there are not too many of them."""
+        entry.end(REFUSED if status < 500 else FAILED, status=status, error=error)
+        now, today = time.monotonic(), int(time.time()) // _DAY
+        if int(now) != self._second:
+            self._second, self._refused = int(now), 0
+        if today != self._today:
+            self._today, self._refused_today = today, 0
         self._refused += 1
-        if self._refused > self.settings.refused_rows_per_s or self.writer.failing:
-            identity, handling = request.identity, request.handling
-            self.writer.count(
-                (
-                    int(time.time()) // _DAY, word(identity.tenant), word(identity.key), word(handling.route),
-                    word(handling.target), word(request.model, 256), REFUSED, self.prices.currency,
-                )
-            )  # fmt: skip
-            return
-        entry = self._entry(request)
-        entry.end(
-            REFUSED if error.status < 500 else FAILED, status=error.status, error=error.code or error.type
-        )
-        self._write(entry, _REFUSALS)
+        full = self._refused > self.settings.refused_rows_per_s
+        if full or self._refused_today >= self.settings.refused_rows_per_day or self.writer.failing:
+            self.writer.count((today, *entry.sums()))
+        else:
+            self._refused_today += 1
+            self._write(entry, _REFUSALS)
 
     def _entry(self, request: AnswerRequest | EmbeddingRequest) -> Entry:
         return Entry(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -60,6 +61,18 @@ class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
     """… of each choice."""
 
 
+class TurnedAway(NamedTuple):
+    """A question that no model was asked, since something was wrong with it."""
+
+    identity: Identity
+    endpoint: str
+    request_id: str
+    received: float
+    status: int
+    error: str
+    """Its code or type."""
+
+
 class Observer:
     """Of all requests over HTTP."""
 
@@ -73,8 +86,12 @@ class Observer:
         sampler: Sampler | None = None,
         address: tuple[str, int] | None = None,
         content: bool = False,
+        turned_away: Callable[[TurnedAway], None] | None = None,
     ) -> None:
-        """`address`: the server's host and port, for traces; `content`: prompts and answers are told."""
+        """`address`: the server's host and port, for traces; `content`: prompts and answers are told; `turned_away`:
+        who writes down questions that no model was asked.
+        """
+        self._turned_away = turned_away
         self.content = content
         self.journeys = journeys
         self.traffic = traffic
@@ -103,8 +120,11 @@ class Observer:
         request_id: str,
         identity: Identity,
         problem: Exception | None,
+        question: str | None = None,
     ) -> None:
-        """Its response is over. `status`: 0 if none was begun; `problem`: what it was refused with."""
+        """Its response is over. `status`: 0 if none was begun; `problem`: what it was refused with; `question`: where a
+        model was to be asked by somebody who is let in.
+        """
         now = time.time()
         error = observed.error or problem
         status = status or CLIENT_GONE
@@ -112,6 +132,8 @@ class Observer:
         request = observed.request
         if request is not None:
             self.traffic.add(self._ended(observed, identity, status, error, now))
+        elif question is not None and error is not None and self._turned_away is not None:
+            self._turned_away(TurnedAway(identity, question, request_id, observed.started, status, told))
         if self.log is not None:
             self.log.put(self._line(observed, method, route, status, request_id, identity, told, now))
         context = observed.context
