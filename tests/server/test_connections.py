@@ -141,6 +141,17 @@ def test_methods_and_paths_that_nobody_has(server: ScriptedServer) -> None:
                 assert reply.headers["allow"]
 
 
+def test_what_a_path_may_be_asked_with(server: ScriptedServer) -> None:
+    for path, methods in [
+        ("/v1/responses/resp_1", "DELETE, GET"),
+        ("/v1/responses/input_tokens", "POST"),  # no response's id
+        ("/v1/models", "GET"),
+    ]:
+        with RawClient(server.url) as client:
+            client.send(request(path, method="OPTIONS"))
+            assert client.reply().headers["allow"] == methods
+
+
 def test_head_is_get_without_a_body(server: ScriptedServer) -> None:
     with RawClient(server.url) as client:
         for path in ("/", "/health", "/v1/models", "/metrics", "/openapi.json"):

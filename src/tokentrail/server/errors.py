@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -173,15 +173,27 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What the path may be asked with: the framework tells the first of its routes only."""
+    """What the path may be asked with: the framework tells the first of its routes only. A path that is a route's own
+    (`/v1/responses/input_tokens`) is no id of another one (`/v1/responses/{id}`).
+    """
+    routes = list(every_route(request.app.routes))
+    exact = [route for route in routes if route.path == request.url.path]
     return [
         method
         for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
         if any(
             route.matches({**request.scope, "method": method, "path_params": {}})[0] is Match.FULL
-            for route in request.app.routes
+            for route in exact or routes
         )
     ]
+
+
+def every_route(routes: Iterable[Any]) -> Iterator[Any]:
+    """Also those of routers that the framework keeps as they were included among them."""
+    for route in routes:
+        if isinstance(getattr(route, "path", None), str):
+            yield route
+        yield from every_route(getattr(getattr(route, "original_router", None), "routes", ()))
 
 
 def log_internal(error: BaseException, where: str) -> None:
