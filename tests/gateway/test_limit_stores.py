@@ -120,6 +120,13 @@ class Machine(RuleBasedStateMachine):
         self.number += 1
         self.ask(f"r{self.number}", [meter_of(name, self.now) for name in names], (1, tokens, money), surely)
 
+    @rule(names=st.lists(st.sampled_from(NAMES), unique=True))
+    def look(self, names: list[str]) -> None:
+        meters = [meter_of(name, self.now) for name in names]
+        readings = self.loop.run_until_complete(self.made.read(self.group, meters))
+        self.expire()
+        assert [reading.used for reading in readings] == [self.used(meter) for meter in meters]
+
     def ask(self, id: str, meters: list[Meter], amounts: Amounts, surely: bool = True) -> None:
         asking = self.made.reserve(self.group, id, meters, amounts, LEASE, surely=surely)
         verdict = self.loop.run_until_complete(asking)

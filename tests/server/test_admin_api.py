@@ -111,6 +111,21 @@ def test_the_life_of_a_key(admin: Admin) -> None:
     assert admin.refused("PATCH", f"/keys/{id}", {"name": "x"}) == (409, "key_revoked")
 
 
+def test_limits_and_their_use(admin: Admin) -> None:
+    admin.ok("POST", "/tenants", {"name": "measured", "limits": {"tokens_per_minute": 9000}})
+    made = admin.ok("POST", "/keys", {"tenant": "measured", "limits": {"requests_per_minute": 5}})
+    assert admin.asks(made["key"]) == 200
+    uses = admin.ok("GET", f"/keys/{made['id']}/limits")["data"]
+    assert [(one["of"], one["name"], one["limit"]) for one in uses] == [
+        ("key", "requests_per_minute", 5),
+        ("tenant", "tokens_per_minute", 9000),
+    ]
+    assert uses[0]["used"] == 1
+    assert uses[1]["used"] > 1
+    assert admin.ok("GET", "/tenants/measured/limits")["data"] == uses[1:]
+    assert admin.refused("GET", "/keys/none/limits") == (404, "key_not_found")
+
+
 def test_pages_hold_what_the_file_has_too(admin: Admin) -> None:
     admin.ok("POST", "/tenants", {"name": "paged"})
     ids = [admin.ok("POST", "/keys", {"tenant": "paged"})["id"] for _ in range(3)]

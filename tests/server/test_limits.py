@@ -54,6 +54,34 @@ def used(server: ScriptedServer, key: str) -> int:
     return int(headers["x-ratelimit-limit-tokens"]) - int(headers["x-ratelimit-remaining-tokens"])
 
 
+def test_how_much_is_used_can_be_looked_up(limited: MakeLimited) -> None:
+    server = limited(
+        "{each_key: {requests_per_minute: 9, concurrent_requests: 2}, each_tenant: {money_per_month: 5}}",
+        more="prices: {currency: EUR, models: {'*': {input: 1000000, output: 0}}}",
+    )
+    answer = ask(server, ALICE)
+    cost = answer.json()["usage"]["prompt_tokens"]
+
+    def limits(key: str) -> dict[tuple[str, str], tuple[float, float]]:
+        told = server.get("/v1/limits", headers={"authorization": f"Bearer {key}"}).json()["data"]
+        for one in told:
+            assert (one["resets_at"] is not None) is one["name"].endswith("month")
+        return {(one["of"], one["name"]): (one["used"], one["limit"]) for one in told}
+
+    assert limits(ALICE) == {
+        ("key", "requests_per_minute"): (1, 9),
+        ("key", "concurrent_requests"): (0, 2),
+        ("tenant", "money_per_month"): (cost, 5),
+    }
+    # Looking costs nothing, and another key of the tenant sees what is the tenant's.
+    assert limits(BOB) == {
+        ("key", "requests_per_minute"): (0, 9),
+        ("key", "concurrent_requests"): (0, 2),
+        ("tenant", "money_per_month"): (cost, 5),
+    }
+    assert ("key", "requests_per_minute") not in limits(CAROL)
+
+
 def test_requests_of_a_key_and_of_its_tenant(limited: MakeLimited) -> None:
     server = limited("{each_key: {requests_per_minute: 2}, each_tenant: {requests_per_minute: 3}}")
     first = ask(server, ALICE)

@@ -81,6 +81,7 @@ def test_no_ui(make_server: MakeServer) -> None:
 def test_about(server: ScriptedServer) -> None:
     about = server.get("/v1/about").json()
     assert about["trail_text"] is about["keys"] is about["admin"] is about["gateway"] is False
+    assert about["admin_api"] is about["ledger"] is False
     (model,) = about["models"]
     assert model["id"] == "demo"
     assert model["max_model_len"] == 512

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokentrail.answer import Backend, Usage
+from tokentrail.answer import Backend, Identity, Usage
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
 from tokentrail.gateway.config import (
     Deployment,
@@ -28,7 +28,7 @@ from tokentrail.gateway.judges import JudgeRule, JudgingBackend
 from tokentrail.gateway.judges.building import build_judges
 from tokentrail.gateway.keys import KeyRing
 from tokentrail.gateway.keys.ring import pepper_of
-from tokentrail.gateway.limits import LimitingBackend, Price, Spent, limits_of
+from tokentrail.gateway.limits import LimitingBackend, LimitUse, Price, Spent, limits_of
 from tokentrail.gateway.limits.memory import MemoryStore as LimitsInMemory
 from tokentrail.gateway.limits.shared import RedisStore as LimitsInRedis
 from tokentrail.gateway.limits.store import StoreDown
@@ -281,6 +281,13 @@ class Gateway:
                 raise StoreDown from None
 
         return spent
+
+    async def limit_use(self, tenant: str, key: str = "") -> list[LimitUse]:
+        """The limits of a key and its tenant, or of a tenant alone, and how much of them is used."""
+        if self._limiting is None:
+            return []
+        whole_tenant = not key and self.keys is not None
+        return await self._limiting.use(Identity(tenant=tenant, key=key), whole_tenant=whole_tenant)
 
     def _price(self) -> Price | None:
         """What answers cost; None: nothing."""

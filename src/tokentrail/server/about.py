@@ -44,10 +44,14 @@ class About(msgspec.Struct, kw_only=True):
     """This key may see and change what is not its own."""
     gateway: bool
     """A deployment file is in force."""
+    admin_api: bool
+    """Keys and tenants can be managed here, with an admin's key."""
+    ledger: bool
+    """What is used is written down."""
     models: list[ModelAbout]
 
 
-def create_router(state: ServerState) -> APIRouter:
+def create_router(state: ServerState, *, admin_api: bool) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["operations"])
 
     @router.get("/about", openapi_extra=answers(About))
@@ -80,6 +84,8 @@ def create_router(state: ServerState) -> APIRouter:
                 keys=state.keys.required,
                 admin=identity.admin,
                 gateway=state.gateway is not None,
+                admin_api=admin_api,
+                ledger=state.gateway is not None and state.gateway.settings.ledger is not None,
                 models=models,
             )
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, FastAPI
@@ -17,10 +15,17 @@ from tokentrail import __version__
 from tokentrail.answer import Identity, TargetState
 from tokentrail.journey.schema import JourneyList, JourneyView
 from tokentrail.protocol import TokentrailError
-from tokentrail.server import about, batches, learning, tokenizing, watching
+from tokentrail.server import about, admin, batches, learning, tokenizing, watching
 from tokentrail.server.anthropic import routes as anthropic
 from tokentrail.server.anthropic.errors import anthropic_shape
-from tokentrail.server.errors import RATE_LIMIT_HEADERS, HTTPError, Shape, on_error, on_http_exception
+from tokentrail.server.errors import (
+    RATE_LIMIT_HEADERS,
+    HTTPError,
+    Shape,
+    every_route,
+    on_error,
+    on_http_exception,
+)
 from tokentrail.server.gate import Gate, RequestIds, shape_of
 from tokentrail.server.hosts import Hosts
 from tokentrail.server.openai.routes import create_router
@@ -60,13 +65,14 @@ def create_app(state: ServerState) -> FastAPI:
     app.include_router(create_router(state))
     app.include_router(responses.create_router(state))
     app.include_router(tokenizing.create_router(state))
-    app.include_router(about.create_router(state))
+    app.include_router(about.create_router(state, admin_api=admin.is_offered(state)))
     app.include_router(watching.create_router(state))
     app.include_router(learning.create_router(state))
     app.include_router(batches.create_router(app, state))
     if state.gateway is not None:
-        from tokentrail.server import admin
+        from tokentrail.server import limits
 
+        app.include_router(limits.create_router(state.gateway))
         if state.gateway.settings.ledger is not None:
             from tokentrail.server import usage
 
@@ -79,7 +85,7 @@ def create_app(state: ServerState) -> FastAPI:
     describe(app, lambda path: shape_of(path, shapes))
     app.add_exception_handler(TokentrailError, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    paths = set(_paths(app.routes))
+    paths = {route.path for route in every_route(app.routes)}
     app.add_middleware(
         Gate,
         keys=state.keys,
@@ -104,14 +110,6 @@ def create_app(state: ServerState) -> FastAPI:
         )
     app.add_middleware(RequestIds)
     return app
-
-
-def _paths(routes: Iterable[Any]) -> Iterator[str]:
-    """Of all routes, those of routers that the framework keeps as they were included among them."""
-    for route in routes:
-        if isinstance(path := getattr(route, "path", None), str):
-            yield path
-        yield from _paths(getattr(getattr(route, "original_router", None), "routes", ()))
 
 
 def _add_dialects(app: FastAPI, state: ServerState) -> dict[str, Shape]:

@@ -39,6 +39,7 @@ _FREE = {
     "/v1/models",
     "/v1/about",
     "/v1/usage",
+    "/v1/limits",
     "/api/tags",
     "/api/ps",
     "/api/show",
@@ -47,7 +48,7 @@ _FREE = {
     "/info",
     "/openapi.json",
 }
-"""What every key may ask: which models there are, how to talk to them, and what its tenant has used."""
+"""What every key may ask: which models there are, how to talk to them, and what its tenant has used and may use."""
 OTHER = "any other"
 ADMIN = "/admin/"
 

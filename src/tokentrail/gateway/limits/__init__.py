@@ -7,5 +7,6 @@ several), `limiting` stands before a backend.
 
 from tokentrail.gateway.limits.limiting import LimitingBackend, Price, Spent
 from tokentrail.gateway.limits.meters import limits_of
+from tokentrail.gateway.limits.telling import LimitUse
 
-__all__ = ["LimitingBackend", "Price", "Spent", "limits_of"]
+__all__ = ["LimitUse", "LimitingBackend", "Price", "Spent", "limits_of"]

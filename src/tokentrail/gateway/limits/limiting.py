@@ -23,7 +23,7 @@ from tokentrail.gateway.config import LimitsSettings
 from tokentrail.gateway.forwarding import ForwardingAnswer, ForwardingBackend
 from tokentrail.gateway.limits.meters import Bound, Meters, Records
 from tokentrail.gateway.limits.store import Amounts, Kind, Reading, Store, StoreDown, Unit, Verdict
-from tokentrail.gateway.limits.telling import headers_of, longest, never, refusal
+from tokentrail.gateway.limits.telling import LimitUse, headers_of, longest, never, refusal, use_of
 from tokentrail.observability import Metrics
 from tokentrail.protocol import TokentrailError
 
@@ -32,6 +32,7 @@ Price = Callable[[str, str, Usage], int]
 Spent = Callable[[str, "str | None", float], Awaitable["tuple[int, int]"]]
 """Tokens and money of a tenant, or of one of its keys, since some second: what has been billed by now."""
 
+_UNKNOWN = "What this key has used cannot be looked up at the moment. Try again a little later."
 _LOOKS = 3
 """At what was billed before: a store may lose what it was just told."""
 
@@ -119,6 +120,17 @@ class LimitingBackend(ForwardingBackend):
         made.headers.update(reservation.headers)
         return made
 
+    async def use(self, identity: Identity, *, whole_tenant: bool = False) -> list[LimitUse]:
+        """The limits of whoever this is, or only its tenant's, and how much of them is used. Raises `LimitsUnknown`."""
+        bounds = [one for one in self.meters.of(identity) if one.of == "tenant" or not whole_tenant]
+        try:
+            if self._spent is not None and any(bound.quota for bound in bounds):
+                await self._store.begin(identity.tenant, await self._billed_before(identity, bounds))
+            readings = await self._store.read(identity.tenant, [bound.meter for bound in bounds])
+        except StoreDown:
+            raise LimitsUnknown(_UNKNOWN) from None
+        return [use_of(bound, reading) for bound, reading in zip(bounds, readings, strict=True)]
+
     async def aclose(self) -> None:
         if self._renewing is not None:
             self._renewing.cancel()
@@ -151,9 +163,7 @@ class LimitingBackend(ForwardingBackend):
         try:
             verdict = await self._ask_store(request, bounds, amounts)
         except StoreDown:
-            raise LimitsUnknown(
-                "What this key has used cannot be looked up at the moment. Try again a little later."
-            ) from None
+            raise LimitsUnknown(_UNKNOWN) from None
         except asyncio.CancelledError:
             # It may have been counted.
             self._store.settle(group, request.id, (1, 0, 0))

@@ -157,6 +157,12 @@ class MemoryStore:
             self._release(state, reservation, -1)
         self._correct(state, reservation, amounts, self._clock())
 
+    async def read(self, group: str, meters: Sequence[Meter]) -> list[Reading]:
+        now = self._clock()
+        state = self._group(group)
+        self._reap(state, now)
+        return [self._read(state, meter, now) for meter in meters]
+
     async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
         state = self._group(group)
         now = self._clock()

@@ -6,8 +6,8 @@ All keys of a group have its hash tag, so that in a cluster they lie on one node
 - `…:reservations`: a hash of request ids → reservations (MessagePack);
 - `…:leases`: a sorted set of request ids by the second in which their lease runs out.
 
-Arguments: what to do (reserve, begin, settle, lapse, renew), the second (empty: Redis's own clock, the only one that
-all gateways share), then in MessagePack [id, lease, meters, amounts, surely], [[name, used, ends] …],
+Arguments: what to do (reserve, read, begin, settle, lapse, renew), the second (empty: Redis's own clock, the only one
+that all gateways share), then in MessagePack [id, lease, meters, amounts, surely], the meters, [[name, used, ends] …],
 [[id, amounts] …] to settle and to lapse, or [lease, [[id, amounts] …]]. A reservation answers 1 or 0 (granted), then
 for each meter used, reset_ms, wait_ms, refused (see `store.Reading`); or 2: unknown.
 """
@@ -147,6 +147,18 @@ local function reap()
   end
 end
 
+-- Used, until it resets, of a window its newest second and its slices, and whether anything was ever counted.
+local function reading(meter)
+  local name, kind, _, _, ends = unpack(meter)
+  local key = prefix .. ':' .. name
+  if kind == WINDOW then
+    local used, newest, slices = window(key)
+    return used, newest and ms(newest + SECONDS + 1 - now) or 0, newest, slices, true
+  end
+  local counted = redis.call('GET', key)
+  return tonumber(counted or 0), kind == COUNT and 0 or ms(ends - now), nil, nil, counted
+end
+
 if op == 'reserve' then
   local id, lease, meters, amounts, surely = unpack(cmsgpack.unpack(ARGV[3]))
   reap()
@@ -154,17 +166,9 @@ if op == 'reserve' then
   local granted, reply = true, {1}
   for i, meter in ipairs(meters) do
     local name, kind, unit, limit, ends = unpack(meter)
-    local amount, key = amounts[unit + 1], prefix .. ':' .. name
-    local used, newest, slices, reset, wait, refused = 0, nil, nil, 0, -1, 0
-    if kind == WINDOW then
-      used, newest, slices = window(key)
-      if newest then reset = ms(newest + SECONDS + 1 - now) end
-    else
-      local counted = redis.call('GET', key)
-      if not counted and surely and kind ~= COUNT and not known then return {2} end
-      used = tonumber(counted or 0)
-      if kind ~= COUNT then reset = ms(ends - now) end
-    end
+    local amount, wait, refused = amounts[unit + 1], -1, 0
+    local used, reset, newest, slices, counted = reading(meter)
+    if not counted and surely and kind ~= COUNT and not known then return {2} end
     if not known and used + amount > limit then
       granted, refused = false, 1
       if kind == WINDOW then
@@ -197,6 +201,14 @@ if op == 'reserve' then
     save(id, {charges = charges, seen = {1, 0, 0}, live = true}, now + lease)
   end
   if not granted then reply[1] = 0 end
+  return reply
+elseif op == 'read' then
+  reap()
+  local reply = {}
+  for i, meter in ipairs(cmsgpack.unpack(ARGV[3])) do
+    local used, reset = reading(meter)
+    reply[i] = {used, reset}
+  end
   return reply
 elseif op == 'begin' then
   for _, item in ipairs(cmsgpack.unpack(ARGV[3])) do

@@ -88,6 +88,15 @@ class RedisStore:
             self._elsewhere.add(id)
         return verdict
 
+    async def read(self, group: str, meters: Sequence[Meter]) -> list[Reading]:
+        try:
+            reply = await self._call("read", group, meters)
+        except RedisDown:
+            if self._on_failure == "local":
+                return await self._local.read(group, meters)
+            raise StoreDown from None
+        return [Reading(used, reset) for used, reset in reply]
+
     async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
         try:
             await self._call("begin", group, used)

@@ -95,6 +95,10 @@ class Store(Protocol):
         """
         ...
 
+    async def read(self, group: str, meters: Sequence[Meter]) -> list[Reading]:
+        """What is counted now. Raises `StoreDown`."""
+        ...
+
     async def begin(self, group: str, used: Sequence[tuple[str, int, float]]) -> None:
         """Periods (name, what was used of it before, when it ends), unless they have begun. Raises `StoreDown`."""
         ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from tokentrail.gateway.limits.meters import MONEY, Bound
 from tokentrail.gateway.limits.store import Amounts, Kind, Reading, Unit
 from tokentrail.protocol import InvalidRequest, TokentrailError
@@ -29,6 +31,32 @@ _HEADERS = {
 }
 _SOON_MS = 1000
 """When to ask again where nobody can know."""
+
+
+class LimitUse(msgspec.Struct, kw_only=True):
+    """A limit, and how much of it is used now."""
+
+    name: str
+    """That of the setting, such as tokens_per_day."""
+    of: str
+    """Whose: key or tenant."""
+    limit: int | float
+    used: int | float
+    """Reservations of requests that run included. Money in the currency of the price table."""
+    resets_at: int | None
+    """Of a day or a month: when it ends. Unix seconds."""
+
+
+def use_of(bound: Bound, reading: Reading) -> LimitUse:
+    money = bound.meter.unit is Unit.MONEY
+    limit, used = bound.meter.limit, reading.used
+    return LimitUse(
+        name=bound.name,
+        of=bound.of,
+        limit=limit / MONEY if money else limit,
+        used=used / MONEY if money else used,
+        resets_at=int(bound.meter.until) if bound.quota else None,
+    )
 
 
 class RateLimited(TokentrailError):

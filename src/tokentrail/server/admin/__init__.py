@@ -10,15 +10,20 @@ from tokentrail.server.config import is_loopback
 from tokentrail.server.state import ServerState
 
 
+def is_offered(state: ServerState) -> bool:
+    gateway = state.gateway
+    if gateway is None or gateway.settings.keys is None or gateway.key_store is None:
+        return False
+    wanted = gateway.settings.keys.admin_api
+    return is_loopback(state.config.host) if wanted is None else wanted
+
+
 def create_router(state: ServerState) -> APIRouter | None:
-    """The routes; None: this server has no admin API."""
+    """The routes; None: this server has no keys in a database."""
     gateway = state.gateway
     if gateway is None or gateway.settings.keys is None or gateway.key_store is None:
         return None
-    wanted = gateway.settings.keys.admin_api
-    if wanted is None:
-        wanted = is_loopback(state.config.host)
-    if not wanted:
+    if not is_offered(state):
         from tokentrail.server.admin import off
 
         return off.create_router()
@@ -27,4 +32,4 @@ def create_router(state: ServerState) -> APIRouter | None:
     return create(gateway)
 
 
-__all__ = ["create_router"]
+__all__ = ["create_router", "is_offered"]

@@ -25,9 +25,10 @@ from tokentrail.gateway.keys.views import (
     view_tenant,
 )
 from tokentrail.protocol import InvalidRequest
-from tokentrail.server import usage
+from tokentrail.server import limits, usage
 from tokentrail.server.admin.requests import ChangeKey, ChangeTenant, CreateKey, CreateTenant, RotateKey
 from tokentrail.server.body import read_body, refuse_foreign_pages
+from tokentrail.server.limits import LimitUses
 from tokentrail.server.openapi import answers, json_body, query
 from tokentrail.server.paging import ListBody, limit_of, page
 from tokentrail.server.schemas import json_response, parse, read_json
@@ -87,6 +88,11 @@ def _add_keys(router: APIRouter, gateway: Gateway) -> None:
             raise _in_file("API key", id)
         return id
 
+    async def found(id: str) -> KeyRecord:
+        if (record := listed(id)) is not None:
+            return record
+        return await _read(gateway, lambda connection: store.key(connection, id))
+
     @router.post("/keys", openapi_extra=json_body(CreateKey) | answers(NewKeyView))
     async def create_key(request: Request) -> Response:
         """Make a key. Its secret is in this answer, and nowhere else."""
@@ -122,10 +128,13 @@ def _add_keys(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/keys/{id}", openapi_extra=answers(KeyView))
     async def get_key(id: str) -> Response:
         """One key."""
-        record = listed(id)
-        if record is None:
-            record = await _read(gateway, lambda connection: store.key(connection, id))
-        return json_response(view_key(record))
+        return json_response(view_key(await found(id)))
+
+    @router.get("/keys/{id}/limits", openapi_extra=answers(LimitUses))
+    async def key_limits(id: str) -> Response:
+        """The limits of a key and of its tenant, and how much of them is used now."""
+        record = await found(id)
+        return await limits.told(gateway, record.tenant, record.id)
 
     @router.patch("/keys/{id}", openapi_extra=json_body(ChangeKey) | answers(KeyView))
     async def change_key(request: Request, id: str) -> Response:
@@ -170,6 +179,11 @@ def _add_tenants(router: APIRouter, gateway: Gateway) -> None:
             raise _in_file("tenant", name)
         return name
 
+    async def found(name: str) -> TenantRecord:
+        if (record := listed(name)) is not None:
+            return record
+        return await _read(gateway, lambda connection: store.tenant(connection, name))
+
     @router.post("/tenants", openapi_extra=json_body(CreateTenant) | answers(TenantView))
     async def create_tenant(request: Request) -> Response:
         """Make a tenant."""
@@ -195,10 +209,12 @@ def _add_tenants(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/tenants/{name}", openapi_extra=answers(TenantView))
     async def get_tenant(name: str) -> Response:
         """One tenant."""
-        record = listed(name)
-        if record is None:
-            record = await _read(gateway, lambda connection: store.tenant(connection, name))
-        return json_response(view_tenant(record))
+        return json_response(view_tenant(await found(name)))
+
+    @router.get("/tenants/{name}/limits", openapi_extra=answers(LimitUses))
+    async def tenant_limits(name: str) -> Response:
+        """The limits of a tenant, and how much of them is used now."""
+        return await limits.told(gateway, (await found(name)).name)
 
     @router.patch("/tenants/{name}", openapi_extra=json_body(ChangeTenant) | answers(TenantView))
     async def change_tenant(request: Request, name: str) -> Response:
