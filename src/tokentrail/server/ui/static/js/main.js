@@ -9,16 +9,17 @@ import { journeyView } from "./journey/view.js";
 import { learnView } from "./learn/view.js";
 import { liveView } from "./live/view.js";
 import { isDark, startTheme, switchTheme } from "./theme.js";
+import { hasUsage, usageView } from "./usage/view.js";
 
 /**
  * What the server says of itself.
- * @typedef {{ version: string, trail_text: boolean, trail_size: number, keys: boolean, admin: boolean, gateway: string[],
+ * @typedef {{ version: string, trail_text: boolean, trail_size: number, keys: boolean, admin: boolean, admin_api: boolean, ledger: boolean, gateway: boolean,
  *   models: { id: string, max_model_len: number, num_parameters: number, defaults: Record<string, number>, [name: string]: any }[] }} About
  * @typedef {{ element: HTMLElement, close?: () => void, focus?: () => void }} View
  */
 
 /** @type {Record<string, (app: App, rest: string) => View>} */
-const VIEWS = { chat: chatView, journey: journeyView, live: liveView, learn: learnView };
+const VIEWS = { chat: chatView, journey: journeyView, live: liveView, learn: learnView, usage: usageView };
 
 export class App {
   constructor() {
@@ -70,7 +71,8 @@ export class App {
 
   #route() {
     if (this.about === null) return;
-    const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+    const [asked, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+    const name = asked === "usage" && !hasUsage(this.about) ? "" : asked;
     const make = VIEWS[name] ?? chatView;
     this.shown = location.hash;
     this.view?.close?.();
@@ -92,7 +94,7 @@ export class App {
 
   #drawRail() {
     const current = location.hash.replace(/^#\/?/, "").split("/")[0] || "chat";
-    const names = ["chat", "journey", "live", "learn"];
+    const names = ["chat", "journey", "live", "learn", ...(this.about && hasUsage(this.about) ? ["usage"] : [])];
     const focused = this.rail.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.name : null;
     this.rail.setAttribute("aria-label", t("views"));
     fill(this.rail, h("div.brand", null, mark(), "Tokentrail"),
