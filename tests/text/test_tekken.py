@@ -18,6 +18,7 @@ from tokentrail.protocol import ModelFileError
 from tokentrail.text import ChatTemplate, Tokenizer, build_tokenizer
 from tokentrail.text.infill import Infill
 from tokentrail.text.pretokenizers import PRE_TOKENIZERS
+from tokentrail.text.tool_calls import choose_format
 
 (PATTERN,) = PRE_TOKENIZERS["tekken"].patterns
 SIZE = 21_000
@@ -171,6 +172,9 @@ def test_the_same_conversations(published: Any, tmp_path: Path, version: str) ->
         assert ours.encode(text, add_special_tokens=False) == expected.tokens, name
     assert ("[THINK]" in source) == (version == "v13")
     assert template.takes_tools
+    calls = choose_format(source)
+    assert calls is not None
+    assert calls.name == ("mistral" if version in ("v3", "v7") else "mistral_v11")
 
 
 def test_versions_that_are_not_known_have_no_template(tmp_path: Path) -> None:

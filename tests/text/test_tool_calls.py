@@ -366,6 +366,7 @@ TEMPLATES = {
     "hermes": "{% if tools %}<tools></tools> within <tool_call></tool_call>{% endif %}",
     "llama3_json": '{% if tools %}{"name": function name, "parameters": dictionary of argument name}{% endif %}',
     "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]",
+    "mistral_v11": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS][ARGS]",
     "glm45": "{% if tools %}<tool_call><arg_key>{% endif %}",
     "qwen3_coder": "{% if tools %}<tool_call><function=example><parameter=p>{% endif %}",
     "deepseek_v3": "{% if tools %}<｜tool▁calls▁begin｜>```json{% endif %}",

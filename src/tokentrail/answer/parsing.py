@@ -100,7 +100,7 @@ class AnswerParser:
         own = self._own_thoughts = plan.tool_format is not None and plan.tool_format.always
         self._reasoning = None if own or plan.reasoning is None else plan.reasoning.parser(plan.prompt)
         self._calls = None if plan.tool_format is None else plan.tool_format.parser(plan.tools)
-        self._short_ids = plan.tool_format is not None and plan.tool_format.name == "mistral"
+        self._short_ids = plan.tool_format is not None and plan.tool_format.short_ids
         self.num_calls = 0
         self._shown = 0
         """Characters of text so far."""

@@ -118,7 +118,9 @@ def tekken_template(path: Path) -> str | None:
     if version is None:
         return None
     settings = f"{{%- set version = {version} %}}"
+    # By its marks, whoever reads the template sees how the model writes calls, and whether it thinks.
+    if version >= 11:
+        settings += '{%- set args = "[ARGS]" %}'
     if version >= 13 and "[THINK]" in _special(path, head.config, head.special_tokens):
-        # Whoever reads the template sees by it that the model thinks.
         settings += '{%- set think = ("[THINK]", "[/THINK]") %}'
     return settings + _TEMPLATE.read_text(encoding="utf-8")

@@ -78,6 +78,8 @@ class ToolFormat(ABC):
 
     always: ClassVar[bool] = False
     """Every answer has this format, tools or not."""
+    short_ids: ClassVar[bool] = False
+    """Templates of such models want ids of nine letters and digits."""
     answer_begin: ClassVar[str] = ""
     """What stands before an answer that is no call."""
 

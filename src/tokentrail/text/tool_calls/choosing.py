@@ -10,7 +10,7 @@ from tokentrail.text.tool_calls.gemma import Gemma4Format, GemmaFormat
 from tokentrail.text.tool_calls.harmony import HarmonyFormat
 from tokentrail.text.tool_calls.listed import CommandFormat, GraniteFormat
 from tokentrail.text.tool_calls.llama import JsonListFormat, Llama3JsonFormat
-from tokentrail.text.tool_calls.mistral import MistralFormat
+from tokentrail.text.tool_calls.mistral import MistralFormat, MistralNamedFormat
 from tokentrail.text.tool_calls.pythonic import PythonicFormat
 from tokentrail.text.tool_calls.xml_like import GlmFormat, MiniMaxFormat, QwenCoderFormat, SeedFormat
 
@@ -20,6 +20,7 @@ FORMATS: dict[str, ToolFormat] = {
         HermesFormat(),
         Llama3JsonFormat(),
         MistralFormat(),
+        MistralNamedFormat(),
         GlmFormat(),
         QwenCoderFormat(),
         SeedFormat(),
@@ -102,7 +103,10 @@ def choose_format(template: str | None) -> ToolFormat | None:
         return None
     for sign, name in _SIGNS:
         if sign in template:
-            newer = name == "deepseek_v3" and "```json" not in template
-            return FORMATS["deepseek_v31" if newer else name]
+            if name == "deepseek_v3" and "```json" not in template:
+                return FORMATS["deepseek_v31"]
+            if name == "mistral" and "[ARGS]" in template:
+                return FORMATS["mistral_v11"]
+            return FORMATS[name]
     # It tells the model of tools in some way: most models that nobody taught another write this one.
     return FORMATS["hermes"]

@@ -27,6 +27,7 @@ class MistralFormat(ToolFormat):
 
     name = "mistral"
     markers = (_CALLS, _ARGS, _ID)
+    short_ids = True
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return MistralParser()
@@ -40,6 +41,15 @@ class MistralFormat(ToolFormat):
             between=", ",
             end="]",
         )
+
+
+class MistralNamedFormat(MistralFormat):
+    """The same, for models that write `[TOOL_CALLS]name[ARGS]{…}` (since 2025); what is read is either."""
+
+    name = "mistral_v11"
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> ToolGrammar:
+        return ToolGrammar(before=_CALLS, middle=_ARGS, after="", quoted=False)
 
 
 class MistralParser(ToolParser):
