@@ -26,6 +26,18 @@ def code_blocks(text: str) -> list[str]:
     return ["\n".join(line.split("  #")[0].rstrip() for line in block.splitlines()) for block in blocks]
 
 
+def test_the_walks_are_twins() -> None:
+    english, chinese = read("docs/walk.md"), read("docs/walk.zh-CN.md")
+    assert code_blocks(english) == code_blocks(chinese)
+    pictures = [re.findall(r"\]\((images/[\w-]+)[\w.-]*\.png\)", text) for text in (english, chinese)]
+    assert pictures[0] == pictures[1]
+
+
+def test_pictures_are_small() -> None:
+    for path in (ROOT / "docs" / "images").iterdir():
+        assert path.stat().st_size <= 200_000, path.name
+
+
 def test_the_readmes_are_twins() -> None:
     english, chinese = read("README.md"), read("README.zh-CN.md")
     assert code_blocks(english) == code_blocks(chinese)
