@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 
@@ -72,12 +73,28 @@ def test_a_good_file_is_understood(tmp_path: Path) -> None:
         ("filters:\n  - name: ${NO_SUCH_NAME}\n", "deploy.yaml:2: the environment has no variable NO_SUCH_NAME."),
         ("x: !!python/object/apply:os.system [ls]\n", "deploy.yaml:1: x: there is no such setting."),
         ("[" * 3000, "deploy.yaml"),
+        ("a: &a [*a]\n", "deploy.yaml: is nested too deeply."),
+        ("limits: {x: 2026-13-01}\n", "deploy.yaml:1: limits.x: is not a value: month must be in 1..12."),
+        ("limits: {x: " + "9" * 5000 + "}\n", "deploy.yaml:1: limits.x: is not a value: Exceeds the limit"),
+        ("limits: {x: !!int a}\n", "deploy.yaml:1: limits.x: is not a value: "),
+        ("limits: {x: !!binary ü}\n", "deploy.yaml:1: limits.x: is not a value: "),
+        ("models: [{name: m, url: \"http://a\\nb\"}]\n", "deploy.yaml:1: models[0].url: String should match pattern"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_told_with_its_line(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert str(caught.value).startswith(said)
+
+
+def test_aliases_do_not_multiply_without_end() -> None:
+    names = "abcdefghij"
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise(names)
+    ]
+    with pytest.raises(ConfigError, match="has more than 500,000 values"):
+        parse("\n".join(lines))
 
 
 def test_all_mistakes_are_told_at_once() -> None:
@@ -93,6 +110,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     [
         ('pattern: "("', "filters[0] (x): '(' is not a regular expression that RE2 takes"),
         ('pattern: "a*"', "filters[0] (x): 'a*' matches the empty text, and so everywhere."),
+        ("words_file: /dev/zero", "filters[0] (x): /dev/zero is not a regular file."),
         ("words_file: nowhere.txt", "cannot be read: No such file or directory."),
         ('words: ["..."]', "filters[0] (x): '...' has no letters or digits."),
     ],

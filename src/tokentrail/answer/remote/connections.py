@@ -160,15 +160,15 @@ class ConnectionPool:
     def __init__(self, target: RemoteTarget) -> None:
         """Raises `InvalidRequest` for an address that is none, or certificates that cannot be read."""
         self._target = target
-        parts = urlsplit(target.url)
         try:
+            parts = urlsplit(target.url)
             port = parts.port
-        except ValueError:
-            port = -1
+        except ValueError:  # brackets without an IPv6 address in them; a port out of range
+            parts, port = urlsplit(""), None
         if (
             parts.scheme not in ("http", "https")
             or not parts.hostname
-            or port == -1
+            or any(character.isspace() for character in target.url)
             or parts.query
             or parts.fragment
         ):

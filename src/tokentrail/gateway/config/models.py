@@ -95,7 +95,9 @@ class RemoteModel(AnyModel):
     """A model of an OpenAI-compatible upstream."""
 
     url: str = Field(
-        max_length=2048, pattern=r"^https?://[^\s/]+", description="Where it is, with or without the /v1."
+        max_length=2048,
+        pattern=r"^https?://[^\s/]+(/\S*)?$",
+        description="Where it is, with or without the /v1.",
     )
     model: str = Field(
         default="", max_length=512, description="The upstream's name for it; without it, `name`."

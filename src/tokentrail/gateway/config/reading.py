@@ -15,6 +15,8 @@ from tokentrail.gateway.libraries import library
 from tokentrail.protocol import TokentrailError
 
 _LARGEST = 16 * 1024 * 1024
+_MOST_VALUES = 500_000
+"""YAML's aliases multiply what they name."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ALTERNATIVES = frozenset({LOCAL, REMOTE})
 _SECRETS = frozenset({"key", "api_key", "headers", "pepper", "password", "token", "secret"})
@@ -97,6 +99,7 @@ class _Values:
         self._name = name
         self._lines = lines
         self._loader = yaml.SafeLoader("")
+        self._left = _MOST_VALUES
         self.from_environment: set[_Path] = set()
         """Where values of the environment stand: secrets, as a rule."""
 
@@ -104,10 +107,20 @@ class _Values:
         yaml = self._yaml
         line: int = node.start_mark.line + 1
         self._lines[path] = line
+        self._left -= 1
+        if self._left < 0:
+            raise ConfigError(
+                f"{self._name}:{line}: has more than {_MOST_VALUES:,} values, those that aliases (*name) repeat "
+                "included. Put long lists into files of their own."
+            )
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item, (*path, at)) for at, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
-            value = self._loader.construct_object(node)
+            try:
+                value = self._loader.construct_object(node)
+            except (ValueError, yaml.YAMLError) as error:  # !!int x, 2026-13-01, a number of 5000 digits
+                what = getattr(error, "problem", None) or error
+                raise ConfigError(f"{self._name}:{line}: {_dotted(path)}: is not a value: {what}.") from None
             if isinstance(value, str) and _VARIABLE.search(value):
                 self.from_environment.add(path)
                 return self._filled(value, line)

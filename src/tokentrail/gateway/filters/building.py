@@ -89,6 +89,8 @@ def _finder(settings: FilterSettings, folder: Path) -> Finder:
 
 def _words_of(path: Path) -> list[str]:
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may give nothing, or never end
+            raise ValueError(f"{path} is not a regular file")
         if path.stat().st_size > _LARGEST:
             raise ValueError(f"{path} is larger than {_LARGEST // 2**20} MiB")
         text = path.read_text(encoding="utf-8-sig")
