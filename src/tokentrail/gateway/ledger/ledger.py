@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -154,9 +153,13 @@ class Ledger:
             return
         # Twice: if the process was stopped meanwhile, its writer had no more time than it.
         for _ in range(2):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(writer.wait(entry.batch), self.settings.patience_s / 2)
-                return
+            told = writer.wait(entry.batch)
+            timer = asyncio.get_running_loop().call_later(self.settings.patience_s / 2, _give_up, told)
+            try:
+                if await told:
+                    return
+            finally:
+                timer.cancel()
         if self.settings.on_failure == "refuse":
             raise LedgerUnavailable
         # The thread waits for a database that does not answer.
@@ -265,3 +268,8 @@ class Ledger:
                 replay(connection, rows, self.instance)
             path.unlink()
             log.info("%s: %d rows are in the database now", path, len(rows))
+
+
+def _give_up(told: asyncio.Future[bool]) -> None:
+    if not told.done():
+        told.set_result(False)

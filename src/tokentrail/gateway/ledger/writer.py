@@ -34,7 +34,7 @@ _LONGEST_END = 15.0
 
 
 class Writer:
-    """Safe in several threads; `start` and `close` once each. Nothing but these two blocks."""
+    """`start` and `close` once each; nothing but these two blocks. `put`, `count` and `wait` are called on an event loop."""
 
     def __init__(
         self,
@@ -68,8 +68,11 @@ class Writer:
         self._number = 0
         """Of the batch that gathers."""
         self._due = float("inf")
+        """When the thread was told to write."""
+        self._timer: tuple[asyncio.AbstractEventLoop, float] | None = None
+        """On which loop one runs that will tell it, and when."""
         self._chores_due = time.monotonic() + chores_s
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
         self._stopping = False
         self._busy_since: float | None = None
         self._spooled = 0
@@ -111,26 +114,27 @@ class Writer:
         """`row` is to be written in so many seconds at most. Returns its batch's number."""
         with self._change:
             self._rows[row[0]] = row  # type: ignore[index]
-            self._hurry(within)
-            return self._number
+            number = self._number
+        self._soon(within)
+        return number
 
     def count(self, key: store.DayKey) -> None:
         """One more of those that get no row."""
         with self._change:
             if key in self._counts or len(self._counts) < _MOST_COUNTS:
                 self._counts[key] += 1
-            self._hurry(1.0)
+        self._soon(1.0)
 
-    def wait(self, batch: int) -> asyncio.Future[None]:
-        """Done when a crash cannot take that batch's rows any more."""
+    def wait(self, batch: int) -> asyncio.Future[bool]:
+        """Gets True when a crash cannot take that batch's rows any more."""
         future = asyncio.get_running_loop().create_future()
         with self._change:
             if batch <= self.done:
-                future.set_result(None)
+                future.set_result(True)
             else:
                 self._waiting.append((batch, future))
                 if batch == self._number:
-                    self._hurry(0.0)
+                    self._hurry()
         return future
 
     def stuck(self, seconds: float) -> bool:
@@ -138,11 +142,29 @@ class Writer:
         since = self._busy_since
         return since is not None and time.monotonic() - since > seconds
 
-    def _hurry(self, within: float) -> None:
-        due = time.monotonic() + within
-        if due < self._due:
-            self._due = due
+    def _hurry(self) -> None:
+        if self._due > 0.0:
+            self._due = 0.0
             self._change.notify()
+
+    def _soon(self, within: float) -> None:
+        """Have the thread woken in so many seconds, by the event loop: were it woken at once to learn of that time, each
+        batch would wake it twice, which costs as much as writing it.
+        """
+        if within <= 0.0:
+            self._ring()
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + within
+        if self._timer is None or self._timer[0] is not loop or due < self._timer[1]:
+            self._timer = loop, due
+            loop.call_later(within, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        with self._change:
+            if self._rows or self._counts:
+                self._hurry()
 
     # --- in the thread -----------------------------------------------------------------------------
 
@@ -302,7 +324,7 @@ def replay(connection: Connection, rows: Sequence[Row], instance: int) -> None:
     )
 
 
-def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
+def _resolve(futures: Sequence[asyncio.Future[bool]]) -> None:
     for future in futures:
         if not future.done():
-            future.set_result(None)
+            future.set_result(True)
