@@ -307,3 +307,18 @@ def test_whole_texts_are_folded_as_their_characters_are() -> None:
             assert folder(text) == text.translate(folder._table)
         assert word_lists._kinds(text) == bytes(word_lists._kind(ord(character)) for character in text)
         assert word_lists._has_run(text) == (word_lists._RUN.search(text) is not None)
+
+
+def test_signs_in_circles_are_letters_whatever_stands_beside_them() -> None:
+    assert found("1111Ⓐß") == {"Ⓐß"}
+    for text in ("xⒶss", "ⓐssⒹ", "ⓐssⒹ ass"):
+        assert found(text) == ({"ass"} if " " in text else set())
+
+
+def test_a_patterns_classes_by_name_are_known() -> None:
+    pattern = Pattern(r"n[[:digit:]]{4}[[:^space:]]")
+    assert pattern.longest == 6
+    stream = StreamFilter([Rule("numbers", pattern, Action.MASK, replacement="_")])
+    assert stream.push("go n") == "go "
+    assert stream.push("12") + stream.push("34") == ""
+    assert stream.push("5 it") + stream.flush() == "_ it"

@@ -273,6 +273,14 @@ class _ChoiceFilter:
             return None
         finish = chunk.finish_reason
         parts: list[tuple[StreamFilter, int, int]] = []
+        if self._is_plain(chunk):
+            start = self._text.seen
+            text = self._text.push(chunk.text)
+            if text == chunk.text and self._text.done == start + len(text) and not self._text.findings:
+                return chunk
+            parts.append((self._text, start, start + len(chunk.text)))
+            self._grown += len(text) - len(chunk.text)
+            return self._shown(chunk, finish, text, "", [], parts)
         reasoning = self._push(self._reasoning, chunk.reasoning, parts)
         if chunk.text or chunk.calls or finish:
             reasoning += self._reasoning.flush()
@@ -284,6 +292,28 @@ class _ChoiceFilter:
             self._text = self._fresh(pushed)
         self._grown += len(text) - len(chunk.text)
         calls = list(self._calls(chunk.calls, bool(finish), parts))
+        return self._shown(chunk, finish, text, reasoning, calls, parts)
+
+    def _is_plain(self, chunk: Chunk) -> bool:
+        """Nothing but text comes, behind nothing that waits: as most of the time."""
+        return not (
+            chunk.finish_reason
+            or chunk.reasoning
+            or chunk.calls
+            or self._tokens
+            or self._reasoning.seen
+            or not chunk.text
+        )
+
+    def _shown(
+        self,
+        chunk: Chunk,
+        finish: str | None,
+        text: str,
+        reasoning: str,
+        calls: list[CallPiece],
+        parts: list[tuple[StreamFilter, int, int]],
+    ) -> Chunk | None:
         if any(stream.blocked for stream in self._streams):
             finish = "content_filter"
             self.blocked = True
@@ -306,7 +336,9 @@ class _ChoiceFilter:
             prompt_logprobs=chunk.prompt_logprobs,
         )
 
-    def new_findings(self) -> list[Finding]:
+    def new_findings(self) -> Sequence[Finding]:
+        if sum(len(stream.findings) for stream in self._streams) == self._told:
+            return ()
         found = [finding for stream in self._streams for finding in stream.findings]
         new, self._told = found[self._told :], len(found)
         return new
@@ -349,15 +381,17 @@ class _ChoiceFilter:
         """Ids and log-probabilities spell the text, too: those of what is masked are left out."""
         ids: list[int] = []
         logprobs: list[TokenLogprob] = []
-        while self._tokens:
-            tokens = self._tokens[0]
-            if not self.over and any(stream.done < end for stream, _, end in tokens.parts):
-                break
-            del self._tokens[0]
-            if any(stream.hides(start, end) or stream.done < start for stream, start, end in tokens.parts):
-                continue
-            ids += tokens.ids
-            logprobs += tokens.logprobs
+        for number, tokens in enumerate(self._tokens):
+            hidden = False
+            for stream, start, end in tokens.parts:
+                if stream.done < end and not self.over:
+                    del self._tokens[:number]
+                    return ids, logprobs
+                hidden = hidden or stream.done < start or stream.hides(start, end)
+            if not hidden:
+                ids += tokens.ids
+                logprobs += tokens.logprobs
+        self._tokens.clear()
         return ids, logprobs
 
 

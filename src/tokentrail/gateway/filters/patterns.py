@@ -49,6 +49,10 @@ class Pattern:
     def find(self, text: str, start: int) -> Any:
         return self._compiled.finditer(text[start:] if start else text)
 
+    @property
+    def opening_known(self) -> bool:
+        return self._opening is not None
+
     def may_open(self, text: str, start: int) -> int:
         """From where on a match that is not whole yet may begin."""
         if self._opening is None:
@@ -60,12 +64,17 @@ class Pattern:
 _sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
 
+def _parsed(pattern: str) -> Any:
+    """By Python's parser. It does not know classes such as `[:digit:]`: they are any character here."""
+    return _sre.parse(re.sub(r"\[:\^?[a-z]+:\]", r"\\s\\S", pattern))
+
+
 def _opening(pattern: str, ignore_case: bool) -> re.Pattern[str] | None:
     """What every match begins with, as far as that is a fixed row of characters, or a part of it before the text's end;
     None: nothing is known.
     """
     try:
-        parsed = _sre.parse(pattern)
+        parsed = _parsed(pattern)
     except Exception:  # what RE2 takes and Python does not
         return None
     row: list[str] = []
@@ -115,7 +124,7 @@ def _one(item: Any) -> str | None:
 def _width(pattern: str) -> int | None:
     """Characters of the longest match; None: there is no longest, or the pattern is RE2's own."""
     try:
-        width = int(_sre.parse(pattern).getwidth()[1])
+        width = int(_parsed(pattern).getwidth()[1])
     except Exception:  # what RE2 takes and Python does not
         return None
     return width if width < _UNBOUNDED else None
@@ -137,6 +146,11 @@ class _PatternWatcher:
         certain = end if final else (0 if longest is None else max(0, end - longest))
         spans: list[Span] = []
         start = max(0, self._next - base)
+        opens = self._pattern.may_open(text, start)
+        if opens == len(text) and self._pattern.opening_known:
+            # Python looks for the beginning in less time than RE2 takes to be called.
+            self._next = end
+            return spans, end
         for match in self._pattern.find(text, start):
             first, last = base + start + match.start(), base + start + match.end()
             if first >= certain and not final:

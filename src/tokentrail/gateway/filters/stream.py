@@ -59,7 +59,7 @@ class StreamFilter:
 
     def hides(self, start: int, end: int) -> bool:
         """Whether some of these characters were masked, or ended the text."""
-        return any(
+        return bool(self.findings) and any(
             one.span.start < end and start < one.span.end and one.rule.action in (Action.MASK, Action.BLOCK)
             for one in self.findings
         )
@@ -129,9 +129,11 @@ class StreamFilter:
             at = end
         parts.append(self._slice(at, upto))
         self._done = upto
-        behind = [mask for mask in self._masks if mask.end <= upto]
-        self._masks = behind[-1:] + self._masks[len(behind) :]
-        self._known = {key for key in self._known if key[1] > upto}
+        if self._masks:
+            behind = [mask for mask in self._masks if mask.end <= upto]
+            self._masks = behind[-1:] + self._masks[len(behind) :]
+        if self._known:
+            self._known = {key for key in self._known if key[1] > upto}
         cut = max(0, upto - self._base - _CONTEXT)
         self._text = self._text[cut:]
         self._base += cut

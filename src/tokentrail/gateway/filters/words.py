@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
+import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,8 @@ _LONGEST_GAP = 8
 """Visible characters between two letters of a word."""
 _SHORT = 48
 """Characters below which arrays cost more than they save."""
+_SHORT_RUN = 200
+"""The same for looking for repeated letters."""
 JOINERS = "*_-~^`·•|‧・+=#%&/\\'’"
 """Signs that, written within a word, are passed over by its reader."""
 _JOINERS = frozenset(JOINERS)
@@ -56,13 +59,27 @@ _OUTER_SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}](?!{_LETTER}|\\d)")
 _CLOSING = re.compile(f"[!|+¡](?!{_LETTER}|\\d)")
 _MEANS = f"[{re.escape(''.join(SIGNS) + JOINERS)}\\d]"
 """What may be part of a word or not."""
+_BEGINNINGS = re.compile(r"(?<![A-Za-z])[A-Za-z0-9]")
+_LONG_GAPS = re.compile(f"[^A-Za-z0-9]{{{_LONGEST_GAP + 1},}}")
+_NO_LETTERS = "".join(c for c in map(chr, range(128)) if c in SIGNS or fold(c).ignorable).encode()
+_NO_WORDS = _NO_LETTERS + string.digits.encode()
+_ASCII_LETTERS = frozenset(string.ascii_letters)
+_FIRST_WIDE = "\u2e80"
 _IS_LETTER, _IS_MEANING = re.compile(_LETTER), re.compile(_MEANS)
 
 
 def _kind(code: int) -> int:
     """L: a letter of an alphabet; M: what may be part of a word or not; o: anything else."""
     character = chr(code)
-    return ord("M" if _IS_MEANING.match(character) else "L" if _IS_LETTER.match(character) else "o")
+    if _IS_MEANING.match(character):
+        return ord("M")
+    if _IS_LETTER.match(character):
+        return ord("L")
+    # Letters in circles, full-width signs: a word must be found by what it is, not by what is beside it.
+    letters = fold(character).letters
+    if not letters or is_wide(letters[0]):
+        return ord("o")
+    return ord("M" if any(map(_IS_MEANING.match, letters)) else "L")
 
 
 _KINDS = CodeTable(np.uint8, _kind)
@@ -159,8 +176,12 @@ class WordList:
     def watch(self) -> Watcher:
         return SeeingThroughMarkup(lambda: _WordWatcher(self))
 
-    def spans(self, text: str, final: bool) -> list[Span]:
-        candidates = self._candidates(text)
+    def spans(self, text: str, final: bool, start: int = 0) -> list[Span]:
+        """Those that begin at `start` or behind it; maybe others."""
+        # Where no sign may be a letter, a text behind a space means what it means alone.
+        candidates = self._candidates(
+            text[text.rfind(" ", 0, start) + 1 :] if start and _is_plain(text) else text
+        )
         if not candidates:
             return []
         words = [_word(word) for word in sorted(candidates)]
@@ -371,12 +392,17 @@ class _Automaton:
                 yield from self._collapsed_words[number]
 
 
+def _is_plain(text: str, without: bytes = _NO_WORDS) -> bool:
+    """It is ASCII, and nothing in it may be another letter than it is, or be passed over."""
+    return text.isascii() and len(text.encode().translate(None, without)) == len(text)
+
+
 def _has_run(form: str) -> bool:
     """See `_RUN`."""
+    if len(form) < _SHORT_RUN:
+        return _RUN.search(form) is not None
     if form.isascii():
         letters = np.frombuffer(form.encode(), np.uint8)
-    elif len(form) < _SHORT:
-        return _RUN.search(form) is not None
     else:
         letters = np.frombuffer(form.encode("utf-32-le", "surrogatepass"), np.uint32)
     same = letters[1:] == letters[:-1]
@@ -404,25 +430,44 @@ class _Prefixes:
 class _WordWatcher:
     def __init__(self, words: WordList) -> None:
         self._list = words
+        self._open = 0
+        """Characters of the whole text among which no word begins any more that is not found yet."""
 
     def look(self, window: Window) -> tuple[list[Span], int]:
         text, base, final = window
-        spans = [Span(a + base, b + base, what) for a, b, what in self._list.spans(text, final)]
-        return spans, base + (len(text) if final else self._open_from(text))
+        start = max(0, self._open - base)
+        spans = [Span(a + base, b + base, what) for a, b, what in self._list.spans(text, final, start)]
+        self._open = base + (len(text) if final else self._open_from(text, start))
+        return spans, self._open
 
-    def _open_from(self, text: str) -> int:
-        """The first place from which the text may go on to be a word, or is one whose end is not certain."""
-        first, signs = self._first_open(text, signs=True)
-        return min(first, self._first_open(text, signs=False)[0]) if signs else first
+    def _open_from(self, text: str, start: int) -> int:
+        """The first place, not before `start`, from which the text may go on to be a word, or is one whose end is not
+        certain. What cannot go on to be one cannot with more text either, so each character is looked at while it can.
+        """
+        if not self._list.inside_words and _is_plain(text[max(0, start - 1) :], _NO_LETTERS):
+            return self._open_in_plain(text, start)
+        first, signs = self._first_open(text, start, signs=True)
+        return min(first, self._first_open(text, start, signs=False)[0]) if signs else first
 
-    def _first_open(self, text: str, *, signs: bool) -> tuple[int, bool]:
+    def _open_in_plain(self, text: str, start: int) -> int:
+        """The same for text that is mostly what it looks like: only where a word begins there is something to ask."""
+        for gap in _LONG_GAPS.finditer(text, start):
+            start = gap.end()
+        for beginning in _BEGINNINGS.finditer(text, start):
+            at = beginning.start()
+            if _RUNS.sub(r"\1", skeleton_of(text[at:])) in self._list._prefixes:
+                return at
+        return len(text)
+
+    def _first_open(self, text: str, start: int, *, signs: bool) -> tuple[int, bool]:
         """With signs for letters, or as separators; and whether there are any."""
-        prefixes = self._list._prefixes
+        prefixes, inside = self._list._prefixes, self._list.inside_words
         skeleton = ""
         seen = False
         first = following = len(text)
-        for at in range(len(text) - 1, -1, -1):
-            letters = fold(text[at]).letters
+        for at in range(len(text) - 1, start - 1, -1):
+            folded = fold(text[at])
+            letters = folded.letters
             if letters in SIGNS:
                 seen = True
                 letters = letters if signs else ""
@@ -432,15 +477,15 @@ class _WordWatcher:
             if following - at > _LONGEST_GAP and _visible(text, at + 1, following) > _LONGEST_GAP:
                 break
             following = at
-            for letter in reversed(letters):
-                kind = fold(letter).skeleton
+            within = not inside and at > 0 and text[at - 1] in _ASCII_LETTERS
+            for letter, kind in zip(letters[::-1], folded.skeleton[::-1], strict=True):
                 if kind != skeleton[:1]:
                     skeleton = kind + skeleton
                     if len(skeleton) > prefixes.longest:
                         return first, seen
-                if skeleton in prefixes and (
-                    self._list.inside_words or is_wide(letter) or not _is_letter(text, at - 1, -1)
-                ):
+                if within and letter < _FIRST_WIDE:
+                    continue
+                if (inside or is_wide(letter) or not _is_letter(text, at - 1, -1)) and skeleton in prefixes:
                     first = at
         return first, seen
 
@@ -461,9 +506,11 @@ def _visible(text: str, start: int, end: int) -> int:
 def _is_letter(text: str, at: int, step: int) -> bool | None:
     """Whether the next visible character in this direction is a letter of an alphabet; None: there is none."""
     while 0 <= at < len(text):
-        character = text[at]
-        if not fold(character).ignorable:
-            return character.isalpha() and not is_wide(character)
+        folded = fold(text[at])
+        if not folded.ignorable:
+            # As it is read: one in a circle is a letter, too.
+            letter = folded.letters[::-step][-1:]
+            return letter.isalpha() and not is_wide(letter)
         at += step
     return None
 

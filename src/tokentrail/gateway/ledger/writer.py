@@ -34,7 +34,9 @@ _LONGEST_END = 15.0
 
 
 class Writer:
-    """`start` and `close` once each; nothing but these two blocks. `put`, `count` and `wait` are called on an event loop."""
+    """`start` and `close` once each; nothing but these two blocks. `put`, `count` and `wait` are called on an event
+    loop.
+    """
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class Writer:
             self._change.notify()
 
     def _soon(self, within: float) -> None:
-        """Have the thread woken in so many seconds, by the event loop: were it woken at once to learn of that time, each
+        """Have the event loop wake the thread in so many seconds: were it woken at once to learn of that time, each
         batch would wake it twice, which costs as much as writing it.
         """
         if within <= 0.0:
