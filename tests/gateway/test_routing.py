@@ -141,7 +141,7 @@ class Clock:
 class House:
     """A routing backend over models a, b and c, which are remote, and what is done to them."""
 
-    def __init__(self, more: str, models: str = "abc") -> None:
+    def __init__(self, more: str, models: str = "abc", **options: Any) -> None:
         self.clock = Clock()
         self.journeys = JourneyStore()
         self.fakes: dict[str, FakeBackend] = {}
@@ -154,6 +154,7 @@ class House:
             connect=lambda model: self.fake(model.name),
             clock=self.clock,
             chance=random.Random(7),
+            **options,
         )
         self.count = 0
 
@@ -505,6 +506,15 @@ async def test_classifiers() -> None:
     shown = asked.fakes["c"].asked[0]
     assert shown.sampling.structured_outputs is not None
     assert shown.sampling.structured_outputs.choice == ("code", "long", "other")
+    # Whoever counts what the gateway asks itself stands between.
+    between: list[str] = []
+
+    def counted(backend: Any, name: str) -> Any:
+        between.append(name)
+        return backend
+
+    House(route(SCENARIOS + "    classifier: {use: model, model: c}\n", targets="[a]"), own_use=counted)
+    assert between == ["classifier:r"]
     for wrong, what in (
         ("{use: 'no_such_module:x'}", "cannot be imported"),
         ("{use: 'test_routing:broken'}", "failed: RuntimeError"),

@@ -296,6 +296,49 @@ def test_a_model_of_the_deployment_judges(
     assert "C: violence against people" in prompt
 
 
+def test_what_a_judge_uses_stands_in_the_ledger_under_its_own_name(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    text = f"""filters:
+      - name: harm
+        moderation: {{model: {MODEL}, categories: [hate, violence], threshold: 0.3}}
+        action: block
+        applies_to: [input]
+ledger: {{}}
+prices: {{models: {{'*': {{input: 1000, output: 1000}}}}}}
+limits: {{each_tenant: {{tokens_per_day: 100000}}}}
+keys:
+  listed:
+    - {{name: app, tenant: acme, key: sk-app-0123456789abc}}
+    - {{name: ops, tenant: ops, key: sk-ops-0123456789abc, admin: true}}
+    """
+    server = make_server(deployment=deploy(tmp_path, text))
+    (letter,) = server._parts.tokenizer.encode("A")
+    said = server.tokens
+    server.engine.script = lambda request: [letter, 2] if request.grammar else said
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    key = {"authorization": "Bearer sk-app-0123456789abc"}
+    first = server.post("/v1/chat/completions", body, **key)
+    used = first.json()["usage"]["total_tokens"]
+    report = "usage?by=tenant&by=key"
+    lines = server.get(
+        f"/admin/v1/{report}", headers={"authorization": "Bearer sk-ops-0123456789abc"}
+    ).json()["data"]
+    asked, judged = lines
+    assert (asked["tenant"], asked["key"], asked["requests"]) == ("acme", "app", 1)
+    assert asked["prompt_tokens"] + asked["output_tokens"] == used
+    assert (judged["tenant"], judged["key"]) == ("acme", "filter:harm")
+    assert (judged["requests"], judged["output_tokens"]) == (1, 1)
+    assert judged["prompt_tokens"] > asked["prompt_tokens"]
+    assert float(judged["cost"]) == (judged["prompt_tokens"] + 1) / 1000
+    # The tenant did not ask for it: neither its own sums nor its quotas have it.
+    assert [line["key"] for line in server.get(f"/v1/{report}", headers=key).json()["data"]] == ["app"]
+    again = make_server(deployment=server.config.deployment)
+    again.engine.script = server.engine.script
+    headers = again.post("/v1/chat/completions", body, **key).headers
+    assert headers["x-ratelimit-remaining-tokens-per-day"] == str(100_000 - 2 * used)
+
+
 @pytest.mark.parametrize(
     ("rule", "what"),
     [

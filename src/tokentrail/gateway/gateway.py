@@ -157,7 +157,16 @@ class Gateway:
 
             return RemoteBackend(model.target(), journeys=journeys, metrics=metrics)
 
-        routing = self.routing = RoutingBackend(self.settings, local, journeys, connect=connect)
+        def own_use(backend: Backend, name: str) -> Backend:
+            if self.ledger is None:
+                return backend
+            from tokentrail.gateway.ledger.backend import OwnUse
+
+            return OwnUse(backend, self.ledger, name)
+
+        routing = self.routing = RoutingBackend(
+            self.settings, local, journeys, connect=connect, own_use=own_use
+        )
         metrics.more.append(lambda: target_families(routing))
         metrics.has_engine = bool(local)
         self._closers.insert(0, routing.aclose)
@@ -242,7 +251,11 @@ class Gateway:
 
         def models() -> Backend:
             assert self._models is not None
-            return self._models
+            if self.ledger is None:
+                return self._models
+            from tokentrail.gateway.ledger.backend import LedgerBackend
+
+            return LedgerBackend(self._models, self.ledger)
 
         kept = {name: judge for name, judge in self._judge_rules.items() if judge[0] in self.settings.filters}
         new = [one for one in self.settings.filters if one.name not in kept]

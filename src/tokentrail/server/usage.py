@@ -42,7 +42,7 @@ def create_router(gateway: Gateway) -> APIRouter:
         """Requests, tokens and cost of this key's tenant, summed `by` day (UTC), key, model, route, target or state
         (several may be given), `from` one day `to` another, both included.
         """
-        return await _report(gateway, request, request.state.identity.tenant)
+        return await _report(gateway, request, request.state.identity.tenant, own_use=False)
 
     return router
 
@@ -54,7 +54,9 @@ def add_to_admin(router: APIRouter, gateway: Gateway) -> None:
         return await _report(gateway, request, request.query_params.get("tenant"))
 
 
-async def _report(gateway: Gateway, request: Request, tenant: str | None) -> Response:
+async def _report(
+    gateway: Gateway, request: Request, tenant: str | None, *, own_use: bool = True
+) -> Response:
     given = request.query_params
     for name in given:
         if name not in _PARAMETERS and name != "tenant":
@@ -67,6 +69,7 @@ async def _report(gateway: Gateway, request: Request, tenant: str | None) -> Res
         tenant=tenant,
         key=given.get("key"),
         model=given.get("model"),
+        own_use=own_use,
     )
     question.check()
     lines = await gateway.database.run(lambda connection: usage(connection, question), writes=False)

@@ -89,8 +89,8 @@ class ModelJudge:
             model=self._model,
             endpoint=f"filter {matter.rule}",
             chat=ChatOptions(),
-            # The engine's time is the tenant's for whom is judged.
-            identity=Identity(tenant=matter.tenant),
+            # The engine's time is the tenant's for whom is judged; the ledger tells it apart by a name that no key has.
+            identity=Identity(tenant=matter.tenant, key=f"filter:{matter.rule}"),
             handling=Handling(),
         )
         async with self._free:

@@ -83,6 +83,23 @@ class LedgerBackend(ForwardingBackend):
         return made
 
 
+class OwnUse(LedgerBackend):
+    """Before a backend that the gateway asks for itself: rows under a name that no key has, such as classifier:chat."""
+
+    def __init__(self, inner: Backend, ledger: Ledger, name: str) -> None:
+        super().__init__(inner, ledger)
+        self._name = name
+
+    async def open(self, request: AnswerRequest) -> Answer:
+        identity = msgspec.structs.replace(request.identity, key=self._name)
+        # Of its own, whoever made the request: what is billed is noted there.
+        return await super().open(
+            msgspec.structs.replace(
+                request, identity=identity, handling=Handling(trace=request.handling.trace)
+            )
+        )
+
+
 class LedgerAnswer(ForwardingAnswer):
     """See `answer.backend.Answer`.
 

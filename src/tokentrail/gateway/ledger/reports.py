@@ -18,6 +18,8 @@ from tokentrail.protocol import InvalidRequest
 
 DIMENSIONS = ("day", "tenant", "key", "route", "target", "model", "state")
 _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+_OWN_USE = "%:%"
+"""Names such as filter:harm, in the place of a key's id, which has no colon."""
 _EPOCH = datetime.date(1970, 1, 1)
 
 
@@ -56,6 +58,8 @@ class UsageQuestion(msgspec.Struct, kw_only=True):
     tenant: str | None = None
     key: str | None = None
     model: str | None = None
+    own_use: bool = True
+    """What the gateway itself asked of models, for the tenants' sake (filters, classifiers), counts as well."""
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
@@ -103,7 +107,8 @@ def billed(connection: Connection, tenant: str, key: str | None, since: float) -
     for table, at, first in ((requests, requests.c.received, int(since * 1e6)),
                              (days, days.c.day, math.ceil(since * 1e6 / DAY))):  # fmt: skip
         tokens = func.sum(table.c.prompt_tokens + table.c.output_tokens)
-        statement = select(tokens, func.sum(table.c.cost)).where(table.c.tenant == tenant, at >= first)
+        mine = table.c.tenant == tenant, table.c.key.not_like(_OWN_USE)
+        statement = select(tokens, func.sum(table.c.cost)).where(*mine, at >= first)
         if key is not None:
             statement = statement.where(table.c.key == key)
         found.append(connection.execute(statement).one())
@@ -123,6 +128,8 @@ def _part(table: Any, question: UsageQuestion, day: ColumnElement[int], count: C
         value = getattr(question, name)
         if value is not None:
             wanted = wanted.where(table.c[name] == value)
+    if not question.own_use:
+        wanted = wanted.where(table.c.key.not_like(_OWN_USE))
     # By the row's own time, so that an index can be used.
     at, unit = (table.c.day, 1) if table is days else (table.c.received, DAY)
     if question.since is not None:

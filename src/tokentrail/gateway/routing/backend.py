@@ -68,10 +68,14 @@ class RoutingBackend:
         journeys: JourneyStore,
         *,
         connect: Connect,
+        own_use: Callable[[Backend, str], Backend] = lambda backend, name: backend,
         clock: Callable[[], float] = time.monotonic,
         chance: Chance | None = None,
     ) -> None:
-        """`local`: backends of the models that run here, by their names. Raises `ConfigError`."""
+        """`local`: backends of the models that run here, by their names. `own_use`: what stands before a backend that
+        is asked for the gateway's own sake, under some name. Raises `ConfigError`.
+        """
+        self._own_use = own_use
         self.journeys = journeys
         self.chance: Chance = random.Random() if chance is None else chance
         self.kept: Callable[[AnswerRequest], Awaitable[Answer | None]] | None = None
@@ -213,7 +217,7 @@ class RoutingBackend:
                 examples={one.name: one.examples for one in route.scenarios},
                 options=route.classifier.options,
                 min_confidence=route.classifier.min_confidence,
-                backend=None if asked is None else asked.backend,
+                backend=None if asked is None else self._own_use(asked.backend, f"classifier:{route.name}"),
                 model=route.classifier.model or "",
             )
             try:
