@@ -23,7 +23,9 @@ def served(run: Run, monkeypatch: pytest.MonkeyPatch) -> object:
     """`served("--port", "1")` gives the `ServerConfig` that the server would have been started with."""
     configs: list[ServerConfig] = []
 
-    def serve(config: ServerConfig, *, on_ready: Callable[[], None], progress: object) -> None:
+    def serve(
+        config: ServerConfig, *, on_ready: Callable[[], None], progress: object, served: object
+    ) -> None:
         on_ready()
         configs.append(config)
 

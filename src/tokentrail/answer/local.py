@@ -110,8 +110,7 @@ class LocalBackend:
                     parent=base,
                 )
             )
-        self.metrics.before_scrape.append(self._refresh_metrics)
-        self.metrics.block_maps.append(engine.block_states)
+        self.tell_metrics()
         engine.add_step_listener(self.journeys.on_step)
         engine.add_resume_listener(self.journeys.on_resume)
 
@@ -241,6 +240,11 @@ class LocalBackend:
                     f"The {request.field} took more than {_LONGEST_PREPARATION:g} seconds to prepare. Make it smaller."
                 ) from None
         return await compute(self.engine, EmbeddingJob(self.desk, request, prepared, info))
+
+    def tell_metrics(self) -> None:
+        """From now on its engine's numbers are those of `metrics`."""
+        self.metrics.before_scrape.append(self._refresh_metrics)
+        self.metrics.block_maps.append(self.engine.block_states)
 
     def _refresh_metrics(self) -> None:
         if isinstance(self.engine, ReplicaSet):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokentrail.cli.help import Command
 from tokentrail.cli.options import KEY_VARIABLE, EngineOptions, note, takes_options
 from tokentrail.cli.terminal import loading
+
+if TYPE_CHECKING:
+    from tokentrail.gateway.config import Deployment
+    from tokentrail.server.config import ServedModel
 
 API = "API"
 SERVER = "Server"
@@ -421,6 +427,7 @@ def serve(
         _check_lists(server)
     keys = server.keys()
     models, in_file = None, False
+    served: Callable[[Deployment], tuple[ServedModel, ...]] | None = None
     if server.config is not None:
         from tokentrail.cli.models import check_alone, served_models
         from tokentrail.gateway.config import load
@@ -431,6 +438,7 @@ def serve(
             given = model_file or engine.model
             check_alone(deployment, given, engine, texts, _words(server.served_model_name))
             models = served_models(deployment, Path(server.config).parent)
+            served = partial(served_models, folder=Path(server.config).parent)
     config = ServerConfig(
         engine=EngineConfig() if models is not None else engine.engine_config(model_file),
         models=models,
@@ -484,7 +492,7 @@ def serve(
     with loading(what, always=True) as shown:
         from tokentrail.server import serve as run_server
 
-        run_server(config, on_ready=shown.close, progress=shown.progress)
+        run_server(config, on_ready=shown.close, progress=shown.progress, served=served)
 
 
 def register(app: typer.Typer) -> None:

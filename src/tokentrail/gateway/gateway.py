@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tokentrail.answer import Backend, Identity, Usage
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class LocalEngines(Protocol):
+    """Models of this machine, while a server runs."""
+
+    async def start(self, deployment: Deployment, names: Collection[str]) -> dict[str, Backend]:
+        """Have these of a file run. Raises a `TokentrailError` that says why one does not, and then none of them do."""
+        ...
+
+    async def stop(self, backend: Backend) -> None: ...
+
+
 class Gateway:
     """What a file says, checked; and where it is applied."""
 
@@ -74,7 +84,9 @@ class Gateway:
         self._limiting: LimitingBackend | None = None
         self.routing: RoutingBackend | None = None
         """Who answers; None: the file lists no models."""
-        self._at_start = settings
+        self._local = _local_models(settings)
+        """As they run."""
+        self._engines: LocalEngines | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
         """What parts do when all answers have ended, the last one first."""
@@ -147,10 +159,19 @@ class Gateway:
         if self.settings.ledger is not None:
             _ = self.ledger
 
-    def route(self, local: Mapping[str, Backend], journeys: JourneyStore, metrics: Metrics) -> Backend:
+    def route(
+        self,
+        local: Mapping[str, Backend],
+        journeys: JourneyStore,
+        metrics: Metrics,
+        *,
+        engines: LocalEngines | None = None,
+    ) -> Backend:
         """Who answers, where the file lists models: routes over `local`, the backends of those that run here, and over
-        remote upstreams. Raises `ConfigError`.
+        remote upstreams. `engines`: who starts and ends such models when the file changes; None: they are those of the
+        start. Raises `ConfigError`.
         """
+        self._engines = engines
 
         def connect(model: RemoteModel) -> Backend:
             from tokentrail.answer.remote.backend import RemoteBackend
@@ -165,7 +186,12 @@ class Gateway:
             return OwnUse(backend, self.ledger, name)
 
         routing = self.routing = RoutingBackend(
-            self.settings, local, journeys, connect=connect, own_use=own_use
+            self.settings,
+            local,
+            journeys,
+            connect=connect,
+            own_use=own_use,
+            let_go=None if engines is None else engines.stop,
         )
         metrics.more.append(lambda: target_families(routing))
         metrics.has_engine = bool(local)
@@ -338,7 +364,7 @@ class Gateway:
     def reload(self) -> None:
         """Apply the file's filters, keys, routes and remote targets as they are now. What has begun is not disturbed;
         of a file with mistakes nothing is applied. What else it says is settled when the server starts: whether there
-        is a cache, and which models run here. From another thread than the event loop's.
+        is a cache, say. From another thread than the event loop's.
 
         Raises `ConfigError`.
         """
@@ -367,17 +393,29 @@ class Gateway:
         log.info("%s is applied: %d filters, %d routes", self.path, len(self.rules), len(settings.routes))
 
     async def _apply_routes(self, routing: RoutingBackend, settings: Deployment) -> None:
-        routing.apply(settings)
-        before = {model.name: model for model in self._at_start.models if isinstance(model, LocalModel)}
-        now = {model.name: model for model in settings.models}
-        for name, model in before.items():
-            other = now.get(name)
-            if not isinstance(other, LocalModel) or not model.runs_like(other):
+        """What has changed of models of this machine is started first, while the others answer."""
+        before, now = self._local, _local_models(settings)
+        changed = [
+            name for name, model in now.items() if name not in before or not before[name].runs_like(model)
+        ]
+        engines = self._engines
+        if engines is None:
+            routing.apply(settings)
+            for name in {*changed, *before} - {name for name in now if name not in changed}:
                 log.warning(
                     "%s: what the file says now of %s, which runs on this machine, is applied after a restart",
                     self.path,
                     name,
                 )
+            return
+        started = await engines.start(settings, changed) if changed else {}
+        try:
+            routing.apply(settings, started)
+        except BaseException:
+            for backend in started.values():
+                await engines.stop(backend)
+            raise
+        self._local = now
 
     def _read(self) -> tuple[Deployment, list[Rule]]:
         settings = load(self.path)
@@ -391,6 +429,10 @@ class Gateway:
             if self._filtering is not None:
                 self._filtering.rules = self.rules
         log.info("word lists are read again: %d filters", len(self.rules))
+
+
+def _local_models(settings: Deployment) -> dict[str, LocalModel]:
+    return {model.name: model for model in settings.models if isinstance(model, LocalModel)}
 
 
 def _in_thread(close: Callable[[], None]) -> Callable[[], Awaitable[None]]:

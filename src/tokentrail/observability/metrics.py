@@ -58,7 +58,7 @@ class Metrics:
         self.block_maps: list[Callable[[], Awaitable[list[bytes]]]] = []
         """Of each local model: asks its engines for the states of their KV blocks (`protocol.BlockStates`)."""
         self.has_engine = True
-        """False: all models are remote."""
+        """False: its model is remote, or does not run here any more."""
         self.replicas: Sequence[tuple[bool, int, EngineStats]] = ()
         """Of a model that has several engines: whether each is up, its restarts, its numbers."""
         self.moved = 0
@@ -73,6 +73,22 @@ class Metrics:
         other = Metrics()
         self.others.append(other)
         return other
+
+    def of_engine(self, model_name: str) -> Metrics:
+        """Those of a model that begins to run here while the server runs. One that ran here before goes on with its
+        own, though its engine is another one now.
+        """
+        known = (one for one in (self, *self.others) if one.model_name == model_name)
+        found = next(known, None) or self.beside()
+        found.forget_engine()
+        found.model_name, found.has_engine = model_name, True
+        return found
+
+    def forget_engine(self) -> None:
+        """Its engine is let go; what was counted stays."""
+        self.has_engine = False
+        self.before_scrape.clear()
+        self.block_maps.clear()
 
     def http_response(self, method: str, path: str, status: int) -> None:
         """`path`: the route, not the URL, so that ids and nonsense do not become series of their own."""
@@ -101,7 +117,7 @@ class Metrics:
         )
 
         models = (self, *self.others)
-        engines = models if self.has_engine else ()
+        engines = [one for one in models if one.has_engine]
 
         def gauge(name: str, text: str, value: Callable[[Metrics], float]) -> Metric:
             family = GaugeMetricFamily(f"tokentrail_{name}", text, labels=["model_name"])
@@ -124,9 +140,9 @@ class Metrics:
         def engine_counter(name: str, text: str, field: str) -> Metric:
             return counter(name, text, lambda one: getattr(one.stats, field))
 
-        if self.info is not None:
+        if any(one.info is not None for one in engines):
             facts = InfoMetricFamily("tokentrail_engine", "The engine that runs", labels=["model_name"])
-            for one in models:
+            for one in engines:
                 if one.info is not None:
                     told = {name: str(getattr(one.info, name)) for name in _ENGINE_FACTS}
                     facts.add_metric([one.model_name], told)
@@ -154,7 +170,7 @@ class Metrics:
         yield gauge("kv_cache_blocks_used", "KV blocks in use", lambda one: one.stats.blocks_used)
         for name, text, field in _ENGINE_COUNTERS:
             yield engine_counter(name, text, field)
-        yield from self._replicas(models)
+        yield from self._replicas(engines)
 
         outcomes = CounterMetricFamily(
             "tokentrail_requests",

@@ -13,6 +13,7 @@ from tokentrail.engine.client import EngineClient
 from tokentrail.server.config import ServedModel, ServerConfig
 
 if TYPE_CHECKING:
+    from tokentrail.answer import Backend
     from tokentrail.answer.local import LocalBackend
     from tokentrail.answer.parts import TextParts
     from tokentrail.engine.replicas import ReplicaSet
@@ -27,6 +28,7 @@ class RunningModel:
 
     def __init__(self, served: ServedModel, runner: str | None) -> None:
         self.served = served
+        self.backend: LocalBackend | None = None
         self.parts: TextParts | None = None
         self.engine: EngineClient | ReplicaSet
         if served.cores:
@@ -58,6 +60,7 @@ class Engines:
         """`runner`: as `EngineClient` takes it."""
         served = (_only(config),) if config.models is None else config.models
         self.models = [RunningModel(one, runner) for one in _share_memory(served)]
+        self._runner = runner
 
     async def start(self, progress: Progress | None = None) -> None:
         """Start all engine processes. Raises what kept one from starting."""
@@ -101,8 +104,44 @@ class Engines:
                 model.engine, model.parts, names=model.served.names, journeys=journeys, metrics=own
             )
             name = own.model_name = backend.models()[0].id
-            found[name] = backend
+            found[name] = model.backend = backend
         return found
+
+    async def add(self, served: ServedModel, journeys: JourneyStore, metrics: Metrics) -> LocalBackend:
+        """Start a further one, while others answer. Raises what keeps it from starting."""
+        from tokentrail.answer.local import LocalBackend
+
+        model = RunningModel(served, self._runner)
+        self.models.append(model)  # it ends with the server, however far it is
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, model.load_text)
+            await model.engine.start(None)
+        except BaseException:
+            self.models.remove(model)
+            await model.engine.close()
+            raise
+        assert model.parts is not None
+        own = metrics.of_engine(served.names[0])
+        backend = model.backend = LocalBackend(
+            model.engine, model.parts, names=served.names, journeys=journeys, metrics=own
+        )
+        return backend
+
+    async def remove(self, backend: Backend) -> None:
+        """End one whose answers have ended."""
+        model = next((one for one in self.models if one.backend is backend), None)
+        if model is None or model.backend is None:
+            return
+        self.models.remove(model)
+        await model.engine.close()
+        metrics = model.backend.metrics
+        others = [one.backend for one in self.models if one.backend is not None]
+        same = [one for one in others if one.metrics is metrics]
+        metrics.forget_engine()
+        if same:  # another engine of that name
+            metrics.has_engine = True
+            same[-1].tell_metrics()
 
     async def close(self) -> None:
         if self.models:

@@ -10,13 +10,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 # Only what is needed to start the engine process: everything else is imported while that loads its model.
 from tokentrail.observability.logging import setup_logging
 from tokentrail.protocol import TokentrailError
-from tokentrail.server.config import ServerConfig
+from tokentrail.server.config import ServedModel, ServerConfig
 from tokentrail.server.engines import Engines, RunningModel
 
 if TYPE_CHECKING:
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
     from tokentrail.answer import Backend
     from tokentrail.gateway import Gateway
+    from tokentrail.gateway.config import Deployment
     from tokentrail.server.state import ServerState
 
 log = logging.getLogger(__name__)
+
+Served: TypeAlias = "Callable[[Deployment], tuple[ServedModel, ...]]"
 
 _OTHER_FILES = 256
 """File descriptors kept for all but clients: the engine's, logs, adapters, connections that are refused."""
@@ -42,11 +45,13 @@ def serve(
     *,
     on_ready: Callable[[], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    served: Served | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends at once.
 
     `on_ready` is called once requests are taken, before the banner is printed; `progress` now and
-    then before, with the bytes of the model that are loaded, and in all.
+    then before, with the bytes of the model that are loaded, and in all. `served`: reads the models that run here
+    from a changed deployment file; without it they are those of the start.
     Raises a `TokentrailError` that says why, if the model cannot be loaded or the address is taken.
     """
     setup_logging(config.log_level)
@@ -54,7 +59,7 @@ def serve(
     loop = _new_loop()
     try:
         asyncio.set_event_loop(loop)
-        server = Server(config, on_ready=on_ready, progress=progress)
+        server = Server(config, on_ready=on_ready, progress=progress, served=served)
         with _announced(config.deployment):
             loop.run_until_complete(server.run())
         loop.run_until_complete(loop.shutdown_asyncgens())
@@ -106,8 +111,10 @@ class Server:
         runner: str | None = None,
         on_ready: Callable[[], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        served: Served | None = None,
     ) -> None:
         """`runner`: as `EngineClient` takes it; the others: as `serve` does."""
+        self._served = served
         self._progress = progress
         self._on_ready = on_ready
         self.config = config
@@ -181,7 +188,8 @@ class Server:
         """Take requests from now on."""
         backends = self.engines.backends(state.journeys, state.metrics)
         if self.gateway is not None and self.gateway.settings.models:
-            backend: Backend = self.gateway.route(backends, state.journeys, state.metrics)
+            further = None if self._served is None else _Further(self.engines, state, self._served)
+            backend: Backend = self.gateway.route(backends, state.journeys, state.metrics, engines=further)
         else:
             (backend,) = backends.values()
         names = [card.id for card in backend.models()]
@@ -223,6 +231,34 @@ class Server:
                 log.error("the deployment file is not applied: %s", error)
 
         reloading.add_done_callback(told)
+
+
+class _Further:
+    """See `gateway.LocalEngines`."""
+
+    def __init__(self, engines: Engines, state: ServerState, served: Served) -> None:
+        self._engines, self._state, self._served = engines, state, served
+
+    async def start(self, deployment: Deployment, names: Collection[str]) -> dict[str, Backend]:
+        loop = asyncio.get_running_loop()
+        wanted = [
+            one for one in await loop.run_in_executor(None, self._served, deployment) if one.names[0] in names
+        ]
+        found: dict[str, Backend] = {}
+        try:
+            for one in wanted:
+                log.info("%s is being started", one.names[0])
+                found[one.names[0]] = await self._engines.add(one, self._state.journeys, self._state.metrics)
+        except BaseException:
+            for backend in found.values():
+                await self._engines.remove(backend)
+            raise
+        return found
+
+    async def stop(self, backend: Backend) -> None:
+        names = ", ".join(card.id for card in backend.models())
+        await self._engines.remove(backend)
+        log.info("%s does not run here any more", names)
 
 
 def _gateway(path: str) -> Gateway:

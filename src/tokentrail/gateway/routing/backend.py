@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ from tokentrail.gateway.routing.plans import (
     unavailable,
 )
 from tokentrail.gateway.routing.rules import Rule
-from tokentrail.gateway.routing.targets import Chance, Target, retryable
+from tokentrail.gateway.routing.targets import Chance, Probing, Target, retryable
 from tokentrail.journey import JourneyStore
 from tokentrail.protocol import EngineStats, InvalidRequest, ModelNotFound, TokentrailError
 
@@ -69,13 +70,16 @@ class RoutingBackend:
         *,
         connect: Connect,
         own_use: Callable[[Backend, str], Backend] = lambda backend, name: backend,
+        let_go: Callable[[Backend], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Chance | None = None,
     ) -> None:
         """`local`: backends of the models that run here, by their names. `own_use`: what stands before a backend that
-        is asked for the gateway's own sake, under some name. Raises `ConfigError`.
+        is asked for the gateway's own sake, under some name. `let_go`: ends a model that runs here; None: all of them
+        run as long as the server. Raises `ConfigError`.
         """
         self._own_use = own_use
+        self.let_go = let_go
         self.journeys = journeys
         self.chance: Chance = random.Random() if chance is None else chance
         self.kept: Callable[[AnswerRequest], Awaitable[Answer | None]] | None = None
@@ -97,19 +101,22 @@ class RoutingBackend:
 
     # --- what the file says -----------------------------------------------------------------------------------
 
-    def apply(self, deployment: Deployment) -> None:
-        """Have routes, weights, remote targets and health settings as this file has them. Answers that have begun go on
-        where they are; a target that is no longer named is closed when they have ended. Nothing is applied if there is
-        a mistake: raises `ConfigError`. Models that run on this machine are those of the start.
+    def apply(self, deployment: Deployment, started: Mapping[str, Backend] | None = None) -> None:
+        """Have routes, weights, targets and health settings as this file has them. Answers that have begun go on where
+        they are; a target that is no longer named is closed when they have ended. Nothing is applied if there is a
+        mistake: raises `ConfigError`. `started`: models that run on this machine since now, in the place of those of
+        the same name, if any.
         """
+        before, local = self._local, {**self._local, **(started or {})}
         missing = [
             f"{deployment.where('models', at)}: models[{at}]: {model.name!r} runs on this machine and is new: it is "
             "there after a restart."
             for at, model in enumerate(deployment.models)
-            if isinstance(model, LocalModel) and model.name not in self._local
+            if isinstance(model, LocalModel) and model.name not in local
         ]
         if missing:
             raise ConfigError("\n".join(missing))
+        self._local = local
         targets: dict[str, Target] = {}
         fresh: list[Target] = []
         try:
@@ -121,8 +128,10 @@ class RoutingBackend:
                 targets[model.name] = target
             plans = self._plan_all(deployment, targets)
         except BaseException:
+            self._local = before
             for target in fresh:
-                target.retire()
+                if target.remote:
+                    target.retire()
             raise
         for model in deployment.models:
             targets[model.name].max_concurrent = model.max_concurrent
@@ -130,7 +139,7 @@ class RoutingBackend:
 
     def _settle(self, deployment: Deployment, targets: dict[str, Target], plans: dict[str, Plan]) -> None:
         kept = set(targets.values())
-        gone = [target for target in self._targets.values() if target not in kept and target.remote]
+        gone = [target for target in self._targets.values() if target not in kept]
         self._targets, self._plans, self.settings = targets, plans, deployment
         self._remote = {model.name: model for model in deployment.models if isinstance(model, RemoteModel)}
         self._first_tokens = {name: plan.first_tokens for name, plan in plans.items()}
@@ -142,6 +151,8 @@ class RoutingBackend:
                 target.start()
         for target in gone:
             target.retire()
+            if self.let_go is not None and self._local.get(target.name) is target.backend:
+                del self._local[target.name]
         self._retired = [target for target in (*self._retired, *gone) if target.active]
 
     def _known_target(self, model: LocalModel | RemoteModel) -> Target | None:
@@ -149,9 +160,9 @@ class RoutingBackend:
         target = self._targets.get(model.name)
         if target is None or target.remote != isinstance(model, RemoteModel):
             return None
-        if isinstance(model, RemoteModel) and self._remote[model.name].target() != model.target():
-            return None
-        return target
+        if isinstance(model, RemoteModel):
+            return target if self._remote[model.name].target() == model.target() else None
+        return target if self._local[model.name] is target.backend else None
 
     def _new_target(self, deployment: Deployment, at: int, model: LocalModel | RemoteModel) -> Target:
         remote = isinstance(model, RemoteModel)
@@ -163,12 +174,18 @@ class RoutingBackend:
                 raise ConfigError(f"{where}: models[{at}]: {error.message}") from None
         else:
             backend = self._local[model.name]
+        let_go: Callable[[], Awaitable[None]] | None = None
+        if isinstance(backend, Probing):
+            let_go = backend.aclose
+        elif (stop := self.let_go) is not None:
+            let_go = partial(stop, backend)
         return Target(
             model.name,
             backend,
             deployment.health,
             remote=remote,
             max_concurrent=model.max_concurrent,
+            let_go=let_go,
             clock=self._clock,
             chance=self.chance,
         )
@@ -264,7 +281,8 @@ class RoutingBackend:
         """All answers have ended: let go of remote targets."""
         await self.stop()
         for target in self._targets.values():
-            target.retire()
+            if target.remote:
+                target.retire()
         await asyncio.sleep(0)
 
     def targets(self) -> list[TargetState]:

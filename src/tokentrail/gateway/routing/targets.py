@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -74,9 +74,12 @@ class Target:
         *,
         remote: bool,
         max_concurrent: int | None = None,
+        let_go: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float],
         chance: Chance,
     ) -> None:
+        """`let_go`: what is done once no route names it and its answers have ended."""
+        self._let_go = let_go
         self.name = name
         self.backend = backend
         self.remote = remote
@@ -176,13 +179,14 @@ class Target:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self.retired and not self.active and isinstance(self.backend, Probing):
-            closing = asyncio.ensure_future(self._end(self.backend))
+        if self.retired and not self.active and self._let_go is not None:
+            let_go, self._let_go = self._let_go, None
+            closing = asyncio.ensure_future(self._end(let_go))
             closing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def _end(self, backend: Probing) -> None:
+    async def _end(self, let_go: Callable[[], Awaitable[None]]) -> None:
         await self.stop()
-        await backend.aclose()
+        await let_go()
 
     def ended(self) -> None:
         self.active -= 1
