@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,31 @@ def test_every_dialect_counts_and_is_refused_in_its_own_words(limited: MakeLimit
     assert embedded.headers["x-ratelimit-remaining-requests"] == "0"
     with pytest.raises(openai.RateLimitError, match="requests per minute"):
         server.client(BOB).completions.create(model=MODEL, prompt="Hi", max_tokens=5)
+
+
+def test_moderations_count_as_requests(limited: MakeLimited, tmp_path: Path) -> None:
+    filters = "filters: [{name: rude, words: [damn], action: flag}]\nledger: {}"
+    server = limited("{each_key: {requests_per_minute: 2, tokens_per_day: 100}}", more=filters)
+    headers = {"authorization": f"Bearer {ALICE}"}
+    for left in ("1", "0"):
+        asked = server.post("/v1/moderations", {"input": ["damn it", "good day"]}, **headers)
+        assert [one["flagged"] for one in asked.json()["results"]] == [True, False]
+        assert asked.headers["x-ratelimit-remaining-requests"] == left
+    assert server.post("/v1/moderations", {"input": "damn it"}, **headers).status_code == 429
+    assert ask(server, ALICE).status_code == 429
+    assert server.post("/v1/moderations", {"input": []}, **headers).status_code == 400
+
+    def rows() -> list[tuple[object, ...]]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "tokentrail.db")) as connection:
+            return connection.execute(
+                "SELECT state, model, key, prompt_tokens + output_tokens FROM usage_requests "
+                "WHERE endpoint = '/v1/moderations' ORDER BY id"
+            ).fetchall()
+
+    while len(rows()) < 4:
+        time.sleep(0.01)
+    done, refused = ("done", "tokentrail-filters", "alice", 0), ("refused", "tokentrail-filters", "alice", 0)
+    assert rows() == [done, done, refused, ("refused", "", "alice", 0)]
 
 
 def test_what_is_not_used_is_given_back(limited: MakeLimited) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tokentrail.answer import Backend, Identity, Usage
+from tokentrail.gateway.asides import AsideBackend
 from tokentrail.gateway.caching import CachingBackend, MemoryStore, RedisStore, ResponseCache, Store
 from tokentrail.gateway.config import (
     Deployment,
@@ -216,7 +217,8 @@ class Gateway:
         self._closers.append(watch.aclose)
         self._judging = backend = JudgingBackend(backend, self._judges(), metrics)
         # What the cache keeps is filtered by the rules of the day.
-        self._filtering = backend = FilteringBackend(backend, self.rules, metrics)
+        self._filtering = FilteringBackend(backend, self.rules, metrics)
+        backend = AsideBackend(self._filtering)
         if self.ledger is not None:
             from tokentrail.gateway.ledger.backend import LedgerBackend
             from tokentrail.gateway.ledger.metrics import ledger_families

@@ -68,11 +68,11 @@ def endpoint_of(method: str, path: str) -> str:
     return OTHER
 
 
-_ASKING = frozenset({"chat", "completions", "responses", "embeddings"})
+_ASKING = frozenset({"chat", "completions", "responses", "embeddings", "moderations"})
 
 
 def asks_model(scope: Scope) -> bool:
-    """Whether what is sent there is a question to a model."""
+    """Whether what is sent there is a question to a model, or to filters."""
     path = scope["path"]
     return scope["method"] == "POST" and (path == "/" or _PATHS.get(path) in _ASKING)
 

@@ -11,15 +11,20 @@ from pydantic import BaseModel, ConfigDict
 
 from tokentrail.protocol import InvalidRequest
 from tokentrail.server.errors import HTTPError
+from tokentrail.server.generation import caller_of
 from tokentrail.server.schemas import List
+from tokentrail.server.state import Guard
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from tokentrail.gateway.filters import Rule
     from tokentrail.gateway.judges import JudgeRule
     from tokentrail.server.state import ServerState
 
 _MOST = 1024
 """Texts of one request."""
+_FILTERS = "tokentrail-filters"
 
 CATEGORIES = (
     "harassment",
@@ -70,8 +75,10 @@ class Moderation(msgspec.Struct):
     results: list[ModerationResult]
 
 
-async def moderate(body: ModerationRequest, state: ServerState, tenant: str = "") -> Moderation:
-    """What the filters find, in OpenAI's form. A score is 1 or 0 where a rule knows no more."""
+async def moderate(body: ModerationRequest, state: ServerState, request: Request) -> Moderation:
+    """What the filters find, in OpenAI's form. A score is 1 or 0 where a rule knows no more. It counts as a request of
+    whoever asks, without tokens: what judges use is not theirs.
+    """
     gateway = state.gateway
     if gateway is None or not (gateway.rules or gateway.judges):
         raise HTTPError(
@@ -80,15 +87,33 @@ async def moderate(body: ModerationRequest, state: ServerState, tenant: str = ""
             type="invalid_request_error",
             code="no_filters",
         )
+    from tokentrail.gateway.asides import Aside
+
     texts = _texts(body)
     rules, judges = gateway.rules, gateway.judges
-    loop = asyncio.get_running_loop()
-    results = await loop.run_in_executor(None, lambda: [_result(rules, text) for text in texts])
-    if judges:
-        await asyncio.gather(
-            *(_judge(judges, text, made, tenant) for text, made in zip(texts, results, strict=True))
+    moderation = Moderation(f"modr-{uuid.uuid4().hex}", body.model or _FILTERS, [])
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        moderation.results += await loop.run_in_executor(
+            None, lambda: [_result(rules, text) for text in texts]
         )
-    return Moderation(f"modr-{uuid.uuid4().hex}", body.model or "tokentrail-filters", results)
+        if judges:
+            pairs = zip(texts, moderation.results, strict=True)
+            await asyncio.gather(*(_judge(judges, text, made, aside.tenant) for text, made in pairs))
+
+    aside = Aside(
+        id=moderation.id,
+        prompts=[],
+        model=_FILTERS,
+        endpoint=request.url.path,
+        work=look,
+        **caller_of(request, 0, None),
+    )
+    async with Guard(state, request):
+        made = await state.ready_backend().embed(aside)
+    request.state.told = made.headers
+    return moderation
 
 
 async def _judge(judges: list[JudgeRule], text: str, result: ModerationResult, tenant: str) -> None:

@@ -48,7 +48,7 @@ def create_router(state: ServerState) -> APIRouter:
     async def moderations(request: Request) -> Response:
         """What the filters of the deployment file find in a text."""
         body = await read_json(request, ModerationRequest, state.config.max_body_bytes)
-        return json_response(await moderate(body, state, request.state.identity.tenant))
+        return json_response(await moderate(body, state, request))
 
     @router.get("/models", openapi_extra=answers(ModelList))
     async def list_models(request: Request) -> Response:
