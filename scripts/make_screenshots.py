@@ -88,6 +88,10 @@ class Shooter:
     def open(self, hash_: str) -> None:
         self.page.goto(f"{self.url}/#/{hash_}")
 
+    def welcome(self) -> None:
+        self.open("chat")
+        self.page.locator(".welcome").wait_for()
+
     def chat(self) -> None:
         """A question, and its answer from the model."""
         page = self.page

@@ -103,6 +103,14 @@ def test_dictionaries_are_twins() -> None:
         assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", chinese[key])), key
 
 
+def test_singular_and_plural_follow_a_number_that_is_told() -> None:
+    for language in ("en", "zh"):
+        for key, text in words(language).items():
+            for name in re.findall(r"\{(\w+)\|", text):
+                assert f"{{{name}}}" in text, key
+            assert text.count("|") == 2 * len(re.findall(r"\{\w+\|\w+\|\w+\}", text)), key
+
+
 def test_the_words_that_scripts_use_exist_and_are_used() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS if path.parent.name != "i18n")
     known = words("en")

@@ -107,6 +107,8 @@ def test_a_walk_through_the_views(demo: RealServer, visit: MakeVisit, locale: st
     page.locator(".alternatives .drawn").wait_for()
     assert page.locator(".token[aria-selected=true]").count() == 1
     assert page.locator(".chip").count() > 5
+    if locale == "en-US":
+        assert "computed 1 token for 1 sequence." in page.locator(".token-details").inner_text()
     judge()
     with page.expect_download() as download:
         page.get_by_role("button", name="Chrome").click()

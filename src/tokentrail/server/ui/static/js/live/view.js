@@ -112,7 +112,7 @@ class Live {
         h("td", null, h("a.mono", { href: `#/journey/${encodeURIComponent(one.id)}` }, one.id.slice(-8)), one.own ? null : h("span.muted.tiny", null, ` ${t("live.another")}`)),
         h("td", null, h(`span.tag.state-${one.state}`, null, t(/** @type {any} */ (`live.state.${one.state}`)))),
         h("td.number", null, duration(Math.max(0, at - one.received_at))),
-        h("td.number", null, one.cached_tokens ? h("span.cached-part.muted.tiny", null, t("journey.cached-count", { count: number(one.cached_tokens) }), " ") : null, number(one.prompt_tokens)),
+        h("td.number", null, one.cached_tokens ? h("span.muted.tiny", null, t("journey.cached-count", { count: number(one.cached_tokens) }), " ") : null, number(one.prompt_tokens)),
         h("td.number", null, number(one.completion_tokens)),
         h("td.number", null, number(one.blocks)))))), others);
     if (focused) /** @type {HTMLElement | null} */ (this.requests.querySelector(`a[href="${CSS.escape(focused)}"]`))?.focus();
