@@ -2,6 +2,7 @@
 
     python benchmarks/gateway.py --litellm /path/to/bin/litellm     # before an upstream that costs nothing
     python benchmarks/gateway.py --local                            # before the demo model on this machine
+    python benchmarks/gateway.py --local --without filters          # the same, without a part of the deployment file
 
 All stand before the same upstream, on the same cores, one process each, in turns within one run; the first turn of
 each is not counted. Latency is that of whole short answers, asked one after the other; throughput that of 64 clients.
@@ -29,8 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from filters import words
 from gateway_load import load
-from processes import free_port, tokentrail
+from processes import family, free_port, thread_seconds, tokentrail
 from scripted_upstream import MODEL
 
 HERE = Path(__file__).resolve().parent
@@ -53,6 +55,22 @@ filters:
   - {{name: rude, words: [forbidden, verboten, 违禁词], action: mask}}
   - {{name: private, personal: [email, phone, bank_card], action: mask}}
 """
+LOCAL = """
+models:
+  - {{name: demo, model: demo, flags: {{max-num-seqs: {clients}, max-model-len: 512}}}}
+"""
+PARTS = {
+    "keys": "keys: {{stored: false, listed: [{{name: bench, key: {key}}}]}}\n"
+    "limits: {{each_key: {{requests_per_minute: 1000000, tokens_per_minute: 100000000}}}}\n",
+    "ledger": 'ledger: {{}}\nprices: {{currency: USD, models: {{"*": {{input: 0.05, output: 0.10}}}}}}\n',
+    "access_log": "access_log: access.jsonl\n",
+    "filters": """filters:
+  - {{name: rude, words_file: words.txt, action: mask}}
+  - {{name: secrets, pattern: "PROJECT-[0-9]{{4,8}}", action: block}}
+  - {{name: private, personal: [email, phone, identity_card, bank_card, key], action: mask}}
+""",
+}
+"""What is on before the local engine: filters with a list of 100,000 words, and no cache."""
 LITELLM = """
 model_list:
   - model_name: {model}
@@ -83,7 +101,9 @@ def healthy(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(command: list[str], url: str, health: str = "/health", **environment: str) -> Iterator[None]:
+def running(
+    command: list[str], url: str, health: str = "/health", **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server, from when it is healthy to the block's end."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -103,7 +123,7 @@ def running(command: list[str], url: str, health: str = "/health", **environment
                 time.sleep(0.1)
             else:
                 sys.exit(f"{command[0]} did not get ready.")
-            yield
+            yield process
         finally:
             process.terminate()
             try:
@@ -204,31 +224,64 @@ def before_upstream(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def before_engine(arguments: argparse.Namespace, folder: Path) -> None:
-    """The same model without and with a deployment file, in turns: two engines would share the cores."""
-    port = free_port()
-    fixed = {"ignore_eos": True}  # all answers are of one length
-    plain = Side("without a deployment file", f"http://127.0.0.1:{port}", "demo", fixed)
-    full = Side("everything", "", "demo", fixed)
-    local = "models:\n  - {{name: demo, model: demo, flags: {{max-num-seqs: 64, max-model-len: 512}}}}\n"
-    serve = tokentrail("serve", "--port", port, "--no-log-requests", "--max-num-seqs", 64)
-    for number in range(arguments.turns):
-        with running([*serve, "--max-model-len", "512", "--served-model-name", "demo"], plain.url):
-            measure([plain], turns=1, seconds=arguments.seconds, clients=arguments.clients, kinds=(True,))
-        with gateway(folder, f"full {number}", (local + EVERYTHING).format(key=KEY)) as url:
-            full.url = url
-            measure([full], turns=1, seconds=arguments.seconds, clients=arguments.clients, kinds=(True,))
-    report([plain, full], arguments.clients)
+    """The same model without and with a deployment file, taking turns; the one that waits takes no time."""
+    fixed = {"ignore_eos": True, "max_tokens": arguments.tokens}  # all answers are of one length
+    parts = "".join(text for name, text in PARTS.items() if name not in arguments.without)
+    (folder / "words.txt").write_text("\n".join(words(100_000)))
+    file = folder / "deploy.yaml"
+    file.write_text((LOCAL + parts).format(key=KEY, clients=arguments.clients))
+    sizes = ("--max-num-seqs", arguments.clients, "--max-model-len", 512, "--served-model-name", "demo")
+    commands = {"without a deployment file": sizes, "with it": ("--config", file)}
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, tuple[str, int]] = {}
+        for name, options in commands.items():
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            command = tokentrail("serve", "--port", port, "--no-log-requests", *options)
+            sides[name] = url, stack.enter_context(running(command, url, "/health/ready")).pid
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        spent: dict[str, list[float]] = {name: [] for name in sides}
+        for turn in range(arguments.turns + 1):
+            # Who was second is first in the next turn.
+            for name in list(sides)[:: -1 if turn % 2 else 1]:
+                url, pid = sides[name]
+                before = sum(thread_seconds(family(pid)).values())
+                found = asyncio.run(
+                    load(
+                        url,
+                        model="demo",
+                        clients=arguments.clients if turn else 4,
+                        seconds=600.0,
+                        stream=True,
+                        key=KEY,
+                        more=fixed,
+                        answers=1,
+                    )
+                )
+                if turn:
+                    rates[name].append(arguments.tokens * found.per_second)
+                    cpu = sum(thread_seconds(family(pid)).values()) - before
+                    spent[name].append(1e3 * cpu / arguments.tokens / len(found.latencies))
+    print("\n| | output tokens/s, each turn | median | CPU of all its processes, ms a token |")
+    print("| --- | --- | ---: | ---: |")
+    for name in sides:
+        each = ", ".join(f"{rate:.0f}" for rate in rates[name])
+        print(f"| {name} | {each} | {median(rates[name]):.0f} | {median(spent[name]):.3f} |")
+    lost = [100 * (1 - b / a) for a, b in zip(*rates.values(), strict=True)]
+    print(f"\nlost: {median(lost):.1f} % (each turn: {', '.join(f'{one:.1f}' for one in lost)})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a gateway costs.")
     parser.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy, to be measured too")
     parser.add_argument("--local", action="store_true", help="before the demo model instead of an upstream")
-    parser.add_argument("--tokens", type=int, default=16, help="of the upstream's answers")
+    parser.add_argument("--without", nargs="*", choices=PARTS, default=[], help="of the local engine's file")
+    parser.add_argument("--tokens", type=int, help="of each answer; default: 16, of the local engine 64")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
+    arguments.tokens = arguments.tokens or (64 if arguments.local else 16)
     with tempfile.TemporaryDirectory() as folder:
         (before_engine if arguments.local else before_upstream)(arguments, Path(folder))
 

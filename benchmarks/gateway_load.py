@@ -34,10 +34,16 @@ class _Client(asyncio.Protocol):
     """Asks, waits for the whole answer, asks again until the time is up."""
 
     def __init__(
-        self, request: bytes, until: float, latencies: list[float], over: asyncio.Future[None]
+        self,
+        request: bytes,
+        until: float,
+        answers: int | None,
+        latencies: list[float],
+        over: asyncio.Future[None],
     ) -> None:
         self._request = request
         self._until = until
+        self._left_to_ask = answers
         self._latencies = latencies
         self._over = over
 
@@ -74,6 +80,9 @@ class _Client(asyncio.Protocol):
         if done:
             now = time.perf_counter()
             self._latencies.append(now - self._began)
+            if self._left_to_ask is not None:
+                self._left_to_ask -= 1
+                self._until = now if self._left_to_ask <= 0 else self._until
             if now < self._until:
                 self._ask()
             else:
@@ -100,8 +109,11 @@ async def load(
     stream: bool,
     key: str = "none",
     more: dict[str, Any] | None = None,
+    answers: int | None = None,
 ) -> Load:
-    """Keep `clients` busy for some seconds. `more`: further parameters of their requests."""
+    """Keep `clients` busy for some seconds, or until each has so many `answers`. `more`: further parameters of their
+    requests.
+    """
     parts = urlsplit(url)
     body = json.dumps(
         {
@@ -125,7 +137,7 @@ async def load(
         over = loop.create_future()
         overs.append(over)
         await loop.create_connection(
-            lambda over=over: _Client(request, began + seconds, latencies, over),  # type: ignore[misc]
+            lambda over=over: _Client(request, began + seconds, answers, latencies, over),  # type: ignore[misc]
             parts.hostname,
             parts.port,
         )

@@ -30,6 +30,8 @@ _RUN_END = re.compile(rf"(?:\+|\+?[0-9](?:{_GAP}[0-9])*(?:{_GAP}[Xx]?)?)\Z")
 _USUAL_GAP = re.compile(r"[ \-.()]{1,2}")
 _MARKS = re.compile(r"[\s*_~`]+")
 """What Markdown takes for marks, and spaces."""
+_OF_NUMBERS = re.compile(f"[0-9+{''.join(NUMERALS)}]")
+"""Without one of these there is no number, nor the beginning of one."""
 _NUMERALS = re.compile(f"[{''.join(NUMERALS)}]{{3}}")
 
 _L = r"A-Za-z0-9\u00c0-\u024f\u0370-\u058f"
@@ -148,17 +150,18 @@ class _PersonalWatcher:
         text = plain.text
         words = numbers = len(text)
         start = plain.index(max(0, self._open - base))
+        may_have_numbers = self._numbers and _OF_NUMBERS.search(text) is not None
         if not final:
             if self._words:
                 words = self._open_word(text, start)
-            if self._numbers:
+            if may_have_numbers:
                 numbers = self._open_number(plain.with_numerals_as_digits())
         self._open = base + plain.place(words)
         spans = [
             Span(base + plain.place(first), base + plain.place(end - 1) + 1, kind)
             for found, open_from in (
                 (self._find_words(text, start), words),
-                (self._find_numbers(plain), numbers),
+                (self._find_numbers(plain) if may_have_numbers else (), numbers),
             )
             for first, end, kind in found
             # What is open may go on.
@@ -188,8 +191,6 @@ class _PersonalWatcher:
                 yield Span(match.start(), match.end(), "key")
 
     def _find_numbers(self, plain: Plain) -> Iterator[Span]:
-        if not self._numbers:
-            return
         yield from self._in_runs(plain.text)
         if _NUMERALS.search(plain.text):
             for span in self._in_runs(plain.with_numerals_as_digits()):
