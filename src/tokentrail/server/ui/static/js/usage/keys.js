@@ -34,7 +34,7 @@ function keyRow(key, facts) {
     h("td", null, h("div.tags", null, key.status === "active" ? null : h("span.tag.bad", null, t(/** @type {any} */ (`usage.status.${key.status}`))), key.admin ? h("span.tag.live", null, t("usage.admin")) : null,
       key.in_file ? h("span.tag", null, t("usage.in-file")) : null, key.old_key_until ? h("span.tag", null, t("usage.old-until", { when: moment(key.old_key_until) })) : null,
       (key.models ?? [t("usage.all-models")]).map((/** @type {string} */ model) => h("span.tag", { dir: "auto" }, model)))),
-    h("td", null, key.last_used_at ? moment(key.last_used_at) : t("usage.never")),
+    h("td", null, key.last_used_at ? moment(key.last_used_at) : key.in_file ? "–" : t("usage.never")),
     h("td.number", null, number(sum?.requests ?? 0)), h("td.number", null, short((sum?.prompt ?? 0) + (sum?.output ?? 0))),
     facts.costs ? h("td.number", null, sum ? money(sum.costs) : "–") : null,
     h("td", null, h("div.actions", null, actions)));
