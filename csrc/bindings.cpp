@@ -147,7 +147,7 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
                  std::optional<Array1<int32_t>> output_tokens, std::optional<Array1<int32_t>> output_offsets,
                  std::optional<Array1<int32_t>> bias_tokens, std::optional<Array1<float>> bias_values,
                  std::optional<Array1<int32_t>> bias_offsets, std::optional<Array2<uint32_t>> masks,
-                 std::optional<Array1<int32_t>> mask_rows) {
+                 std::optional<Array1<int32_t>> mask_rows, std::optional<Array1<float>> typical_p) {
   const size_t rows = temperature.shape(0);
   auto same = [&](size_t n) {
     if (n != rows) throw std::invalid_argument("sampling: arrays of different lengths");
@@ -165,6 +165,7 @@ void run_sampler(Sampler& sampler, Out2<float> logits, Array1<float> temperature
   a.temperature = temperature.data(), a.top_p = top_p.data(), a.min_p = min_p.data(), a.top_k = top_k.data();
   a.seed = seed.data(), a.choice = choice.data(), a.position = position.data();
   a.num_top = num_top.data(), a.target = target.data();
+  a.typical_p = optional_data(typical_p, rows, "typical_p");
   a.frequency = optional_data(frequency, rows, "frequency_penalty");
   a.presence = optional_data(presence, rows, "presence_penalty");
   a.repetition = optional_data(repetition, rows, "repetition_penalty");
@@ -380,5 +381,5 @@ NB_MODULE(_native, m) {
            "frequency_penalty"_a.none() = nb::none(), "presence_penalty"_a.none() = nb::none(), "repetition_penalty"_a.none() = nb::none(),
            "prompt_tokens"_a.none() = nb::none(), "prompt_offsets"_a.none() = nb::none(), "output_tokens"_a.none() = nb::none(),
            "output_offsets"_a.none() = nb::none(), "bias_tokens"_a.none() = nb::none(), "bias_values"_a.none() = nb::none(),
-           "bias_offsets"_a.none() = nb::none(), "masks"_a.none() = nb::none(), "mask_rows"_a.none() = nb::none(), "Sample rows of logits, which are overwritten; releases the GIL.");
+           "bias_offsets"_a.none() = nb::none(), "masks"_a.none() = nb::none(), "mask_rows"_a.none() = nb::none(), "typical_p"_a.none() = nb::none(), "Sample rows of logits, which are overwritten; releases the GIL.");
 }

@@ -38,6 +38,7 @@ void Sampler::check(const SampleArgs& a) const {
     if (!(a.temperature[r] >= 0.0f)) fail("temperature must be at least 0");
     if (!(a.top_p[r] > 0.0f && a.top_p[r] <= 1.0f)) fail("top_p must be above 0 and at most 1");
     if (!(a.min_p[r] >= 0.0f && a.min_p[r] <= 1.0f)) fail("min_p must be from 0 to 1");  // so that a token is left
+    if (a.typical_p && !(a.typical_p[r] > 0.0f && a.typical_p[r] <= 1.0f)) fail("typical_p must be above 0 and at most 1");
     if (a.num_top[r] < 0 || a.num_top[r] > a.top_width) fail("more alternatives than there is room for");
   }
 }

@@ -120,6 +120,8 @@ def sampling_params(draw: st.DrawFn, vocab: int, longest: int = 24) -> SamplingP
     if draw(st.integers(0, 3)) == 0:
         options["top_p"] = draw(st.sampled_from([0.3, 0.9]))
         options["min_p"] = draw(st.sampled_from([0.0, 0.05]))
+    if draw(st.integers(0, 7)) == 0:
+        options["typical_p"] = draw(st.sampled_from([0.2, 0.9]))
     return SamplingParams(**options)
 
 

@@ -135,6 +135,7 @@ struct SampleArgs {
   const int32_t* top_k;
   const uint64_t* seed;
   const int32_t *choice, *position, *num_top, *target;
+  const float* typical_p;                                       // [rows] or null
   const float *frequency, *presence, *repetition;               // [rows] or null
   const int32_t *prompt_tokens, *prompt_offsets;                // ragged or null
   const int32_t *output_tokens, *output_offsets;

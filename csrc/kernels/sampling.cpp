@@ -1,6 +1,6 @@
 // One row of logits to one token and its log-probability.
 //
-// Order: log-probabilities of the raw logits; penalties, logit bias, mask; temperature, min-p, top-k, top-p; one draw keyed by
+// Order: log-probabilities of the raw logits; penalties, logit bias, mask; temperature, min-p, top-k, top-p, typical-p; one draw keyed by
 // (seed, choice, position), which walks what is left in ascending token order. Sums run over fixed tiles in that order
 // too, and equal values are ordered by token, so a row's result depends on nothing but the row.
 #include <algorithm>
@@ -197,6 +197,29 @@ int64_t keep_nucleus(Candidate* c, int64_t count, double want, Candidate* work) 
   return keep_until(c, count, work[last]);
 }
 
+// Locally typical sampling (Meister et al. 2022, arXiv:2202.00666), over what the candidates before have left: keep those
+// whose surprise is nearest to the mean surprise, the entropy, until their probabilities reach `mass` of the whole; in
+// ascending token order.
+int64_t keep_typical(Candidate* c, int64_t count, double mass, Candidate* work) {
+  double total = 0.0, entropy = 0.0;
+  for (int64_t i = 0; i < count; ++i) total += (double)c[i].p;
+  for (int64_t i = 0; i < count; ++i) {
+    const double q = (double)c[i].p / total;
+    entropy -= q * log64(q);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const double off = -log64((double)c[i].p / total) - entropy;
+    work[i] = {(float)(off < 0.0 ? off : -off), (int32_t)i};  // nearest first
+  }
+  std::sort(work, work + count, before);
+  double sum = 0.0;
+  int64_t kept = 0;
+  while (kept < count && sum < mass * total) sum += (double)c[work[kept++].id].p;
+  std::sort(work, work + kept, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  for (int64_t i = 0; i < kept; ++i) c[i] = c[work[i].id];
+  return kept;
+}
+
 struct Scratch {
   float* p;            // [vocab]
   float* sums;         // [vocab / SUM_TILE + 1]
@@ -274,7 +297,8 @@ int32_t draw(const SampleArgs& a, int64_t row, const float* x, Scratch& s) {
   const double total = exponentials(x, n, top, inverse, s.p, s.sums);
   if (!(total > 0.0)) return argmax(x, n);  // nothing is allowed, or not a number: take what greedy takes
   const int64_t k = a.top_k[row] > 0 && a.top_k[row] < n ? a.top_k[row] : 0;
-  if (!k && top_p >= 1.0f && min_p <= 0.0f) return draw_all(s.p, s.sums, n, total, u);
+  const float typical = a.typical_p ? a.typical_p[row] : 1.0f;
+  if (!k && top_p >= 1.0f && min_p <= 0.0f && typical >= 1.0f) return draw_all(s.p, s.sums, n, total, u);
   // The most likely token has p = 1 here, so min-p is a floor as it stands. Tokens below (1 - top_p) / n of the mass lie
   // outside the nucleus whatever they are.
   float floor = min_p > 0.0f ? min_p : std::numeric_limits<float>::min();
@@ -292,6 +316,7 @@ int32_t draw(const SampleArgs& a, int64_t row, const float* x, Scratch& s) {
     }
     count = keep_nucleus(s.best, count, (double)top_p * kept, s.work);
   }
+  if (typical < 1.0f) count = keep_typical(s.best, count, (double)typical, s.work);
   return draw_listed(s.best, count, u);
 }
 

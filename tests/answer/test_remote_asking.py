@@ -50,6 +50,7 @@ def body(kind: str, **fields: Any) -> dict[str, Any]:
 _SEVERAL = {
     "top_k": ({"top_k": 5}, {"vllm", "llama.cpp", "tokentrail"}),
     "min_p": ({"min_p": 0.5}, {"vllm", "llama.cpp", "tokentrail"}),
+    "typical_p": ({"typical_p": 0.5}, {"llama.cpp", "tokentrail"}),
     "repetition_penalty": ({"repetition_penalty": 1.5}, {"vllm", "llama.cpp", "tokentrail"}),
     "min_tokens": ({"min_tokens": 3}, {"vllm", "tokentrail"}),
     "ignore_eos": ({"ignore_eos": True}, {"vllm", "llama.cpp", "tokentrail"}),

@@ -493,6 +493,7 @@ def test_random_sampling(isa: str, pool: Any, seed: int) -> None:
             "temperature": floats(0, 2),
             "top_p": floats(0.01, 1),
             "min_p": floats(0, 1),
+            **({"typical_p": floats(0.01, 1)} if random.random() < 0.5 else {}),
             "top_k": random.integers(-5, 60, rows).astype(np.int32),
             "seed": random.integers(0, 2**64, rows, dtype=np.uint64),
             "choice": random.integers(0, 9, rows).astype(np.int32),

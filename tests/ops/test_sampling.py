@@ -80,6 +80,8 @@ def random_rows(random: np.random.Generator, count: int, vocab: int) -> tuple[Ro
         num_top=num_top,
         target=np.where(random.random(count) < 0.15, random.integers(0, vocab, count), -1),
     )
+    if random.random() < 0.3:
+        rows["typical_p"] = pick(1.0, 0.95, 0.5, 0.05).astype(np.float32)
     if random.random() < 0.6:
         rows["frequency_penalty"] = pick(-2, 0, 0.3, 2).astype(np.float32)
         rows["presence_penalty"] = pick(-2, 0, 0.3, 2).astype(np.float32)
@@ -122,13 +124,15 @@ def acceptable(logits: F32, i: int, rows: Rows) -> set[int]:
     temperature = float(of("temperature"))
     u = philox_uniform(int(of("seed")), int(of("choice")), int(of("position")))
     slack = 1e-5 + near / temperature
+    typical = float(of("typical_p")) if "typical_p" in rows else 1.0
     for min_p in {float(of("min_p")) * (1 + d * slack) for d in (-1, 0, 1)}:
         for top_p in {min(float(of("top_p")) * (1 + d * slack), 1.0) for d in (-1, 0, 1)}:
-            ids, weights = candidates(x, temperature, min(min_p, 1.0), int(of("top_k")), top_p)
-            sums = np.cumsum(weights)
-            for shifted in (u - slack, u, u + slack):
-                at = int(np.searchsorted(sums, min(max(shifted, 0.0), 1.0) * sums[-1], side="right"))
-                found.add(int(ids[min(at, len(ids) - 1)]))
+            for typical_p in {min(typical * (1 + d * slack), 1.0) for d in (-1, 0, 1)}:
+                ids, weights = candidates(x, temperature, min(min_p, 1.0), int(of("top_k")), top_p, typical_p)
+                sums = np.cumsum(weights)
+                for shifted in (u - slack, u, u + slack):
+                    at = int(np.searchsorted(sums, min(max(shifted, 0.0), 1.0) * sums[-1], side="right"))
+                    found.add(int(ids[min(at, len(ids) - 1)]))
     return found
 
 
@@ -315,6 +319,28 @@ class TestRules:
     def test_temperature_comes_before_min_p(self, isa: str) -> None:
         logits = np.log([0.5, 0.3, 0.2]).tolist()
         assert self.drawn(isa, logits, min_p=0.5, temperature=2.0) == {0, 1, 2}
+
+    def test_typical_p_keeps_what_surprises_as_much_as_the_mean(self, isa: str) -> None:
+        # Entropy 1.28: surprises of 0.92, 1.20, 1.61 and 2.30 are 0.36, 0.08, 0.33 and 1.02 away from it.
+        logits = np.log([0.1, 0.4, 0.2, 0.3]).tolist()
+
+        def kept(typical_p: float, **changes: Any) -> set[int]:
+            rows = {"typical_p": np.full(300, typical_p, np.float32), **changes}
+            return self.drawn(isa, logits, **rows)
+
+        assert [kept(p) for p in (0.01, 0.29, 0.31, 0.49, 0.51, 0.89, 0.91, 1.0)] == [
+            {3}, {3}, {2, 3}, {2, 3}, {1, 2, 3}, {1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3},
+        ]  # fmt: skip
+        # Behind the others: of 0.4 and 0.3 alone, the mean is 0.68, and 0.56 nearer to it than 0.85.
+        assert kept(0.5, top_k=2) == {1}
+        assert kept(0.6, top_k=2) == {1, 3}
+        assert kept(0.9, min_p=1.0) == {1}
+
+    def test_typical_p_ties_go_to_the_lower_id(self, isa: str) -> None:
+        typical_p = np.full(300, 0.5, np.float32)
+        assert self.drawn(isa, [1.0] * 4, typical_p=typical_p) == {0, 1}
+        rows = {"typical_p": np.full(300, 0.3, np.float32), "top_k": 3}
+        assert self.drawn(isa, [1.0] * 40, **rows) == {0}
 
     def test_a_banned_token_is_never_drawn(self, isa: str) -> None:
         bias = {

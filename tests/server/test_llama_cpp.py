@@ -133,8 +133,8 @@ def test_options(server: ScriptedServer) -> None:
         frequency_penalty=0.25,
         seed=3,
         n_predict=9,
+        typical_p=0.5,
         # As programs send them, all turned off.
-        typical_p=1,
         mirostat=0,
         mirostat_tau=5,
         dry_multiplier=0,
@@ -148,7 +148,15 @@ def test_options(server: ScriptedServer) -> None:
         t_max_predict_ms=0,
         lora=[],
     )["generation_settings"]
-    wanted = {"temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "repeat_penalty": 1.5, "seed": 3}
+    wanted = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.75,
+        "min_p": 0.25,
+        "repeat_penalty": 1.5,
+        "seed": 3,
+        "typical_p": 0.5,
+    }
     assert {**used, **wanted, "n_predict": 9} == used
     sampling = server.engine.requests[-1].sampling
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)

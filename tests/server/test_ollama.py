@@ -112,14 +112,23 @@ def test_options(client: ollama.Client, server: ScriptedServer) -> None:
             "num_ctx": 100_000,
             "num_gpu": 1,
             "mirostat": 0,
-            "typical_p": 1.0,
+            "typical_p": 0.9,
         },
         keep_alive="5m",
     )
     sampling = server.engine.requests[-1].sampling
     assert sampling.stop == ("fox",)
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "max_tokens")
-    assert [getattr(sampling, name) for name in names] == [0.5, 7, 0.75, 0.25, 3, 1.5, 9]
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "seed",
+        "repetition_penalty",
+        "max_tokens",
+    )
+    assert [getattr(sampling, name) for name in names] == [0.5, 7, 0.75, 0.25, 0.9, 3, 1.5, 9]
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 1)
 
 
@@ -354,7 +363,7 @@ def test_models_are_not_managed(client: ollama.Client) -> None:
         ),
         ("chat", {"model": MODEL, "messages": MESSAGES, "options": {"top_k": "7"}}, "options.top_k"),
         ("chat", {"model": MODEL, "messages": MESSAGES, "options": {"mirostat": 2}}, "options.mirostat"),
-        ("chat", {"model": MODEL, "messages": MESSAGES, "options": {"typical_p": 0.5}}, "options.typical_p"),
+        ("chat", {"model": MODEL, "messages": MESSAGES, "options": {"typical_p": 1.5}}, "options.typical_p"),
         ("chat", {"model": MODEL, "messages": MESSAGES, "format": "xml"}, "format must be json"),
         ("chat", {"model": MODEL, "messages": MESSAGES, "format": {"not": {}}}, "format"),
         ("chat", {"model": MODEL, "messages": MESSAGES, "think": "much"}, "think must be"),

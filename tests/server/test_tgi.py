@@ -114,6 +114,8 @@ def test_parameters(server: ScriptedServer) -> None:
     assert sampling(do_sample=True).temperature == 1
     assert sampling(temperature=1.0).temperature == 0
     assert sampling(top_p=0.5).temperature == 1
+    assert sampling(typical_p=0.95).temperature == 1
+    assert sampling(typical_p=1.0).temperature == 0
     given = sampling(
         do_sample=True,
         temperature=0.5,
@@ -123,13 +125,14 @@ def test_parameters(server: ScriptedServer) -> None:
         frequency_penalty=0.25,
         seed=3,
         max_new_tokens=9,
-        typical_p=1.0,
+        typical_p=0.95,
         watermark=False,
         grammar=None,
         stop=[],
     )
-    names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "max_tokens")
-    assert [getattr(given, name) for name in names] == [0.5, 7, 0.75, 1.5, 0.25, 3, 9]
+    assert (given.temperature, given.top_k, given.top_p, given.typical_p) == (0.5, 7, 0.75, 0.95)
+    names = ("repetition_penalty", "frequency_penalty", "seed", "max_tokens")
+    assert [getattr(given, name) for name in names] == [1.5, 0.25, 3, 9]
 
 
 def test_truncated_inputs(server: ScriptedServer) -> None:
@@ -181,7 +184,7 @@ def test_info(server: ScriptedServer) -> None:
         ({"top_n_tokens": 21}, "parameters.top_n_tokens must be from 0 to 20"),
         ({"best_of": 2}, "needs do_sample"),
         ({"best_of": 500, "do_sample": True}, "parameters.best_of must be from 1 to 128"),
-        ({"typical_p": 0.5}, "parameters.typical_p is not supported"),
+        ({"typical_p": 1.5}, "parameters.typical_p must be in (0, 1]"),
         ({"watermark": True}, "parameters.watermark is not supported"),
         ({"grammar": {"type": "xml", "value": "a"}}, "parameters.grammar"),
         ({"grammar": {"type": "regex", "value": "("}}, "parameters.grammar"),

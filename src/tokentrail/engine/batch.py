@@ -33,6 +33,7 @@ class SamplingRows:
     target: (
         I32  # [L], -1: draw; else: report this token's log-probability instead of drawing (prompt_logprobs)
     )
+    typical_p: F32 | None = None  # [L]
     frequency_penalty: F32 | None = None  # [L]
     presence_penalty: F32 | None = None  # [L]
     repetition_penalty: F32 | None = None  # [L]

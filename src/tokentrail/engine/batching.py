@@ -34,6 +34,7 @@ class BatchBuilder:
         self._temperature = np.zeros(max_running, np.float32)
         self._top_p = np.ones(max_running, np.float32)
         self._min_p = np.zeros(max_running, np.float32)
+        self._typical_p = np.ones(max_running, np.float32)
         self._top_k = np.zeros(max_running, np.int32)
         self._seed = np.zeros(max_running, np.uint64)
         self._choice = np.zeros(max_running, np.int32)
@@ -59,6 +60,7 @@ class BatchBuilder:
         self._temperature[slot] = sampling.temperature
         self._top_p[slot] = sampling.top_p
         self._min_p[slot] = sampling.min_p
+        self._typical_p[slot] = sampling.typical_p
         self._top_k[slot] = max(sampling.top_k, 0)
         self._seed[slot] = (sampling.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
         self._choice[slot] = sequence.request.choice
@@ -239,6 +241,9 @@ class BatchBuilder:
             num_top=num_top,
             target=target,
         )
+        typical_p = self._typical_p[slots]
+        if (typical_p < 1).any():
+            rows.typical_p = typical_p
         if any(sequence is not None and sequence.penalties for sequence in drawing):
             _add_penalties(rows, drawing)
         if masked:

@@ -72,6 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     """0 or -1: all tokens."""
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """Of what these have left, the tokens whose surprise is nearest to the mean, which hold this share; as in TGI."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -107,6 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, low=-1, high=_MAX_INT32)
         _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, _MAX_FLOAT32, open_low=True)

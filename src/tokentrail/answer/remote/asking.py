@@ -24,7 +24,7 @@ from tokentrail.answer.types import (
 from tokentrail.protocol import DEFAULTED, InvalidRequest, SamplingParams, StructuredOutputsParams
 
 _SAMPLED = ("frequency_penalty", "presence_penalty")
-_EXTRA = ("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_EXTRA = ("typical_p", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _NEUTRAL = SamplingParams()
 

@@ -64,7 +64,7 @@ OPENAI = Kind(name="openai", knows=_OPENAI, forms=frozenset({"json", "json_objec
 VLLM = Kind(name="vllm", knows=_VLLM, forms=_ALL_FORMS, tokenize="vllm", told_form="vllm")
 TOKENTRAIL = Kind(
     name="tokentrail",
-    knows=_VLLM | {"suffix", "priority"},
+    knows=_VLLM | {"suffix", "priority", "typical_p"},
     forms=_ALL_FORMS,
     tokenize="vllm",
     told_form="tokentrail",
@@ -80,6 +80,7 @@ LLAMA_CPP = Kind(
             "parallel_tool_calls",
             "top_k",
             "min_p",
+            "typical_p",
             "repetition_penalty",
             "ignore_eos",
             "chat_template_kwargs",

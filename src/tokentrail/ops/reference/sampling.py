@@ -67,7 +67,12 @@ def adjusted_logits(raw: npt.NDArray[np.float64], i: int, rows: Rows) -> npt.NDA
 
 
 def candidates(
-    x: npt.NDArray[np.float64], temperature: float, min_p: float, top_k: int, top_p: float
+    x: npt.NDArray[np.float64],
+    temperature: float,
+    min_p: float,
+    top_k: int,
+    top_p: float,
+    typical_p: float = 1.0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Tokens that may be drawn and their weights, in the order in which the draw walks them: ascending."""
     p = np.exp((x - x.max()) / temperature)
@@ -81,6 +86,12 @@ def candidates(
         cumulative = np.cumsum(p[order])
         order = order[: int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1]
     order = np.sort(order)
+    if typical_p < 1:
+        q = p[order] / p[order].sum()
+        surprise = -np.log(q)
+        nearest = np.argsort(np.abs(surprise - (q * surprise).sum()).astype(np.float32), kind="stable")
+        kept = int(np.searchsorted(np.cumsum(q[nearest]), typical_p)) + 1
+        order = order[np.sort(nearest[:kept])]
     return order, p[order]
 
 
@@ -106,8 +117,14 @@ def sample_row(
         if of("temperature") == 0 or x.max() == -np.inf:  # nothing is allowed: what greedy takes
             token = int(np.argmax(x))
         else:
+            typical_p = rows.get("typical_p")
             ids, weights = candidates(
-                x, float(of("temperature")), float(of("min_p")), int(of("top_k")), float(of("top_p"))
+                x,
+                float(of("temperature")),
+                float(of("min_p")),
+                int(of("top_k")),
+                float(of("top_p")),
+                1.0 if typical_p is None else float(typical_p[i]),
             )
             u = philox_uniform(int(of("seed")), int(of("choice")), int(of("position")))
             token = int(

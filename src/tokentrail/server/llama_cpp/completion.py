@@ -44,7 +44,7 @@ def settings(sampling: SamplingParams, context: int) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "typical_p": 1.0,
+        "typical_p": sampling.typical_p,
         "repeat_penalty": sampling.repetition_penalty,
         "repeat_last_n": -1,
         "presence_penalty": sampling.presence_penalty,
@@ -55,7 +55,7 @@ def settings(sampling: SamplingParams, context: int) -> dict[str, Any]:
         "logit_bias": [[token, bias] for token, bias in sampling.logit_bias.items()],
         "n_probs": sampling.logprobs or 0,
         "grammar": "" if form is None else form.grammar or "",
-        "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"],
+        "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p", "typ_p"],
     }
 
 

@@ -12,11 +12,11 @@ from tokentrail.protocol import SamplingParams
 from tokentrail.server.schemas import LazyRequest, List, given, left_open
 
 _RANDOM_SEEDS = (-1, 2**32 - 1)
-_PLAIN = "only temperature, top_k, top_p, min_p and penalties shape the draw."
+_PLAIN = "only temperature, top_k, top_p, min_p, typical_p and penalties shape the draw."
 _OURS = {"repeat_penalty": "repetition_penalty"}
 """Their name → ours."""
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
 
 
 class SamplingOptions(LazyRequest):
@@ -26,6 +26,7 @@ class SamplingOptions(LazyRequest):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     """0 turns `repeat_penalty` off; with any other it is for all tokens."""
@@ -35,7 +36,6 @@ class SamplingOptions(LazyRequest):
 
     UNSUPPORTED: ClassVar[dict[str, str]] = dict.fromkeys(
         (
-            "typical_p",
             "tfs_z",
             "mirostat",
             "dry_multiplier",
@@ -47,7 +47,6 @@ class SamplingOptions(LazyRequest):
         _PLAIN,
     )
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "typical_p": (1,),
         "tfs_z": (1,),
         "top_n_sigma": (-1,),
         "adaptive_target": (-1,),

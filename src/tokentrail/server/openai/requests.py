@@ -218,6 +218,7 @@ class GenerationRequest(CheckedRequest):
     # vLLM's.
     top_k: int | None = _limits(-1, 2**31 - 1)
     min_p: float | None = _limits(0, 1)
+    typical_p: float | None = _limits(exclusiveMinimum=0, high=1)
     repetition_penalty: float | None = _limits(exclusiveMinimum=0)
     min_tokens: int | None = _limits(0)
     ignore_eos: bool | None = None
@@ -355,6 +356,7 @@ _SAME_NAME = (
     "presence_penalty",
     "top_k",
     "min_p",
+    "typical_p",
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",

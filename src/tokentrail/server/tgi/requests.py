@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from tokentrail.protocol import InvalidRequest, SamplingParams, StructuredOutputsParams
 from tokentrail.server.schemas import LazyRequest, List, given, left_open
 
-_SAME = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
+_SAME = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "seed")
 
 
 class Grammar(BaseModel):
@@ -44,10 +44,11 @@ class Grammar(BaseModel):
 
 class Parameters(LazyRequest):
     do_sample: bool | None = None
-    """False: the likeliest token, unless `temperature`, `top_k` or `top_p` ask for a draw."""
+    """False: the likeliest token, unless `temperature`, `top_k`, `top_p` or `typical_p` ask for a draw."""
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
@@ -66,10 +67,8 @@ class Parameters(LazyRequest):
     """The name of a LoRA adapter."""
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
-        "typical_p": "only temperature, top_k, top_p and penalties shape the draw.",
         "watermark": "answers are not marked.",
     }
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"typical_p": (1,)}
     WHERE: ClassVar[str] = "parameters."
 
     def check(self) -> None:
@@ -103,6 +102,7 @@ class Parameters(LazyRequest):
             or self.temperature not in (None, 1)
             or self.top_k is not None
             or (self.top_p is not None and self.top_p < 1)
+            or (self.typical_p is not None and self.typical_p < 1)
         )
 
     @classmethod
