@@ -105,8 +105,11 @@ class Ledger:
         if died:
             log.warning("%d requests of a server that died are billed at their last checkpoint", len(died))
         self._died += died
-        while self._tell is not None and self._died:
-            self._tell(self._died.pop())
+        if self._tell is not None:
+            # The writer's thread may be here as well: one that is told twice changes nothing.
+            waiting, self._died = self._died, []
+            for one in waiting:
+                self._tell(one)
 
     async def billed(self, tenant: str, key: str | None, since: float) -> tuple[int, int]:
         """Tokens and cost of a tenant, or of one of its keys, since a second. Raises `DatabaseFailure`."""
