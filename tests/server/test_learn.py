@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,25 @@ CASES: list[dict[str, Any]] = [
         "seed": 9,
     },
 ]
+
+
+@pytest.fixture(scope="module")
+def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    config = tmp_path_factory.mktemp("filtered") / "deploy.yaml"
+    config.write_text("filters:\n  - {name: city, words: [paris], action: mask}\n", encoding="utf-8")
+    running = RealServer(engine={"max_model_len": 512, "kv_cache_memory": 16 << 20}, deployment=str(config))
+    yield running
+    code, log = running.end()
+    assert code == 0, log
+
+
+def test_filters_let_steps_be_learned_from_but_not_what_they_forbid(filtered: RealServer) -> None:
+    told = step(filtered, prompt="One, two, three,", temperature=0)
+    assert told["drawn"]["text"] == " four"
+    body = {"model": filtered.model, "prompt": "The capital of France is", "temperature": 0}
+    refused = filtered.http.post("/v1/learn/step", json=body)
+    assert refused.status_code == 400
+    assert "paris" not in refused.text.lower()
 
 
 def step(server: RealServer, **body: Any) -> dict[str, Any]:

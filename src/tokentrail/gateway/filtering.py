@@ -322,7 +322,9 @@ class _ChoiceFilter:
         parts = parts or [(self._text, self._text.seen, self._text.seen + 1)]
         self._tokens.append(_Tokens(chunk.token_ids, chunk.logprobs or [], parts))
         ids, logprobs = self._release()
-        if not (text or reasoning or calls or ids or logprobs or finish or chunk.prompt_logprobs is not None):
+        # What is computed before a text is there, and is none of the answer's.
+        besides = chunk.prompt_logprobs is not None or chunk.logits is not None
+        if not (text or reasoning or calls or ids or logprobs or finish or besides):
             return None
         return Chunk(
             index=self._index,
@@ -334,6 +336,7 @@ class _ChoiceFilter:
             finish_reason=finish,
             stop_reason=None if finish == "content_filter" else chunk.stop_reason,
             prompt_logprobs=chunk.prompt_logprobs,
+            logits=None if self.blocked else chunk.logits,
         )
 
     def new_findings(self) -> Sequence[Finding]:
