@@ -47,6 +47,7 @@ class UsageView {
   async load() {
     const { signal } = this.aborter;
     const days = lastDays(this.days);
+    this.managed.setAttribute("aria-busy", "true");
     const asked = (/** @type {string} */ by) => (this.app.about?.ledger ? usage(by, days[0], signal) : Promise.resolve([]));
     try {
       const [byDay, byModel, byKey, keys, tenants] = await Promise.all([asked("day"), asked("model"), asked("key"), all("/keys?status=all", signal), all("/tenants", signal)]);
@@ -57,6 +58,8 @@ class UsageView {
       if (signal.aborted) return;
       this.said.textContent = String(/** @type {any} */ (error).message);
       this.said.classList.remove("hidden");
+    } finally {
+      this.managed.setAttribute("aria-busy", "false");
     }
   }
 
@@ -88,8 +91,11 @@ class UsageView {
     const part = (/** @type {any} */ title, /** @type {any} */ lead, /** @type {any} */ action, /** @type {() => unknown} */ click, /** @type {Node} */ table) =>
       h("section.panel.part", null, h("div.part-head", null, h("h2", null, t(title)), h("button.button", { type: "button", on: { click } }, t(action))), h("p.hint", null, t(lead)),
         h("div.scroll-x", { tabindex: "0", role: "group", "aria-label": t(title) }, table));
+    // The button that has the focus is made anew with its table.
+    const focused = this.managed.contains(document.activeElement) ? document.activeElement?.getAttribute("aria-label") : null;
     fill(this.managed,
       part("usage.keys", "usage.keys-lead", "usage.new-key", () => newKey(facts), keysTable(facts)),
       part("usage.tenants", "usage.tenants-lead", "usage.new-tenant", () => newTenant(facts), facts.tenants.length ? tenantsTable(facts) : h("p.small.muted", null, t("usage.no-tenants"))));
+    if (focused) /** @type {HTMLElement | null} */ (this.managed.querySelector(`[aria-label="${CSS.escape(focused)}"]`))?.focus();
   }
 }
