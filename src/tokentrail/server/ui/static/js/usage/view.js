@@ -28,6 +28,8 @@ class UsageView {
     this.app = app;
     this.aborter = new AbortController();
     this.days = 30;
+    /** Of the latest question: an answer to an earlier one comes too late. */
+    this.turn = 0;
     this.ranges = RANGES.map((days) => h("button.button", { type: "button", "aria-pressed": String(days === this.days), on: { click: () => this.#choose(days) } }, t("usage.days", { count: days })));
     this.said = h("p.notice.bad.hidden", { role: "alert" });
     this.used = h("div.used");
@@ -47,19 +49,21 @@ class UsageView {
   async load() {
     const { signal } = this.aborter;
     const days = lastDays(this.days);
+    const turn = ++this.turn;
     this.managed.setAttribute("aria-busy", "true");
     const asked = (/** @type {string} */ by) => (this.app.about?.ledger ? usage(by, days[0], signal) : Promise.resolve([]));
     try {
       const [byDay, byModel, byKey, keys, tenants] = await Promise.all([asked("day"), asked("model"), asked("key"), all("/keys?status=all", signal), all("/tenants", signal)]);
+      if (turn !== this.turn) return;
       this.said.classList.add("hidden");
       this.#usage(days, byDay, byModel);
       this.#keys({ keys, tenants, byKey: sums(byKey, "key"), days: this.days, costs: byKey.some((line) => line.currency), again: () => this.load() });
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || turn !== this.turn) return;
       this.said.textContent = String(/** @type {any} */ (error).message);
       this.said.classList.remove("hidden");
     } finally {
-      this.managed.setAttribute("aria-busy", "false");
+      if (turn === this.turn) this.managed.setAttribute("aria-busy", "false");
     }
   }
 
