@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -57,3 +59,15 @@ class Visit:
     def fits(self) -> bool:
         """Nothing stands out at the side."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+    def judge(self) -> None:
+        """Axe finds nothing serious, and nothing stands out at the side."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe judges the page")
+        found = axe.Axe().run(self.page, options={"resultTypes": ["violations"]}).response["violations"]
+        serious = [
+            (one["id"], [node["html"][:200] for node in one["nodes"]])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        assert self.fits()
